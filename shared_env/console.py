@@ -1,0 +1,64 @@
+"""What the command lines share: errors as one readable text, JSON, messages beside the output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
+
+
+def say(text: str, style: str = "dim") -> None:
+    """A message for a person, on stderr; coloured only on a terminal (and not with NO_COLOR)."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    Console(stderr=True, highlight=False, soft_wrap=True).print(Text(text, style=style))
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on stdout."""
+    click.echo(json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
+
+
+def run_command(command: click.Command, expected: tuple[type[Exception], ...], argv: Sequence[str] | None = None) -> int:
+    """Run a click command and turn its end into an exit status.
+
+    0: done. 1: an error in `expected`, printed as one text without a traceback. 2: wrong usage. 130: interrupted.
+    With SHARED_ENV_DEBUG=1 (or --debug) an error keeps its traceback.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    if debug:
+        arguments.remove("--debug")
+    try:
+        result = command.main(arguments, prog_name=command.name, standalone_mode=False)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.UsageError as error:
+        error.show()
+        return UNUSABLE
+    except click.ClickException as error:
+        error.show()
+        return FAILED
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (| head): no error, and nothing more to flush at the end.
+        sys.stdout = None  # type: ignore[assignment]
+        return FAILED
+    except expected as error:
+        if debug:
+            raise
+        say(f"error: {error}", "bold red")
+        return FAILED
+    return result if isinstance(result, int) else 0
+
+
+def debug_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The --debug option, for the help text: `run_command` takes it out of the arguments itself."""
+    return click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")(function)

@@ -1,0 +1,56 @@
+"""Fixtures for tests on a real Slurm cluster, which the session starts on this machine."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, missing
+
+CLUSTER_FIXTURES = {"cluster", "make_cluster"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if CLUSTER_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slurm)
+
+
+@pytest.fixture(scope="session")
+def _cluster_possible() -> None:
+    if reason := missing():
+        pytest.fail(reason, pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def cluster(_cluster_possible: None) -> Iterator[Cluster]:
+    """The session's cluster of 3 nodes with 4 GPUs each. Leave it as it was: break others, from make_cluster."""
+    with Cluster() as started:
+        yield started
+
+
+@pytest.fixture
+def make_cluster(_cluster_possible: None) -> Iterator[Callable[..., Cluster]]:
+    """Start another cluster, for this test alone: make_cluster(nodes=2, gres="gpu:4", extra_conf="KillWait=5")."""
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(Cluster(settings))
+
+
+@pytest.fixture
+def workdir(cluster: Cluster) -> Path:
+    """A fresh directory with the same path on every host of `cluster`."""
+    return Path(tempfile.mkdtemp(dir=cluster.scratch))
+
+
+@pytest.fixture(autouse=True)
+def _no_job_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that fails in the middle leaves no job in the way of the next one."""
+    if "cluster" not in request.fixturenames:
+        yield
+        return
+    shared: Cluster = request.getfixturevalue("cluster")
+    yield
+    shared.cancel_all()

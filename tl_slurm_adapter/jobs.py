@@ -1,0 +1,240 @@
+"""One submitted job: its status, its end, its log, and how to stop it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# Slurm's job states (squeue(1), JOB STATE CODES) in the five that a caller has to tell apart.
+_STATES = {
+    "pending": "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT POWER_UP_NODE",
+    "running": "RUNNING COMPLETING RESIZING SIGNALING STAGE_OUT STOPPED SUSPENDED UPDATE_DB LAUNCH_FAILED "
+    "EXPEDITING RECONFIG_FAIL",
+    "succeeded": "COMPLETED",
+    "failed": "FAILED BOOT_FAIL DEADLINE NODE_FAIL OUT_OF_MEMORY TIMEOUT",
+    "cancelled": "CANCELLED PREEMPTED REVOKED",
+}
+STATE_OF = {raw: state for state, names in _STATES.items() for raw in names.split()}
+FINISHED = ("succeeded", "failed", "cancelled")
+FIRST_POLL, LAST_POLL = 0.2, 5.0  # seconds; each wait is half as long again as the one before
+
+
+class JobError(RuntimeError):
+    """Slurm does not know the job, cannot be asked, or its log cannot be found; the text is Slurm's where it has one."""
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """What Slurm says about a job at one moment.
+
+    `state` is one of pending, running, succeeded, failed, cancelled; `raw_state` is Slurm's own word. `exit_code` is
+    the status of the batch script, `signal` the signal that ended it (0: none); both 0 until the job has ended.
+    """
+
+    job_id: str
+    state: str
+    raw_state: str
+    reason: str = ""
+    exit_code: int = 0
+    signal: int = 0
+    nodes: str = ""
+    start: str = ""
+    log: str = ""
+    restarts: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has ended."""
+        return self.state in FINISHED
+
+    @property
+    def exit_status(self) -> int:
+        """The job's end as the exit status of a command: 0, the script's own, 128 + signal, or 1."""
+        if self.state == "succeeded":
+            return 0
+        return self.exit_code or (128 + self.signal if self.signal else 1)
+
+    def __str__(self) -> str:
+        reason = f" ({self.reason})" if self.reason else ""
+        end = ""
+        if self.signal:
+            end = f", signal {self.signal}"
+        elif self.exit_code:
+            end = f", exit code {self.exit_code}"
+        return f"job {self.job_id}: {self.raw_state}{reason}{end}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of the cluster that this machine is a client of.
+
+    Attributes:
+        job_id: Slurm's number as text; "12_3" is one element of an array.
+        backend: what submitted it: "sbatch" (or "" when the job was not submitted by this process).
+        note: why another backend than the one asked for was used; empty otherwise.
+    """
+
+    job_id: str
+    backend: str = ""
+    note: str = ""
+    environ: dict[str, str] | None = field(default=None, repr=False, compare=False)
+
+    def status(self) -> JobStatus:
+        """Ask Slurm once.
+
+        Raises:
+            JobError: the job is not known (any more), or the controller does not answer.
+        """
+        return read_status(self.job_id, self._slurm("scontrol", "show", "job", self.job_id))
+
+    def wait(self, timeout: float | None = None, on_change: Callable[[JobStatus], None] | None = None) -> JobStatus:
+        """Block until the job has ended.
+
+        Args:
+            timeout: seconds; None waits as long as it takes.
+            on_change: called with the first status, and whenever state, reason or estimated start differ.
+
+        Raises:
+            TimeoutError: the job has not ended within `timeout`; it goes on.
+            JobError: see `status`.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        for status in self._statuses(on_change):
+            if status.finished:
+                return status
+            if end is not None and time.monotonic() >= end:
+                raise TimeoutError(f"{status} after {timeout:g} s")
+        raise AssertionError
+
+    def logs(self, follow: bool = False, on_change: Callable[[JobStatus], None] | None = None) -> Iterator[bytes]:
+        """The output of the batch script in pieces, as it is in the file.
+
+        Args:
+            follow: go on until the job has ended; otherwise what is there now.
+            on_change: as for `wait`.
+
+        Raises:
+            JobError: the file is not there (without `follow`), or the job writes to none.
+        """
+        path, offset = "", 0
+        for status in self._statuses(on_change):
+            path = status.log or path
+            if path == "/dev/null":
+                raise JobError(f"job {self.job_id} writes its output to /dev/null")
+            if not path:
+                raise JobError(f"Slurm names no output file for job {self.job_id}: tl-slurm status {self.job_id}")
+            for piece in _read_from(path, offset):
+                offset += len(piece)
+                yield piece
+            if status.finished or not follow:
+                break
+        if offset == 0 and not Path(path).exists():
+            raise JobError(f"the log of job {self.job_id} is not there: {path} (is it on a disk of the node?)")
+
+    def cancel(self) -> None:
+        """Stop the job.
+
+        Raises:
+            JobError: Slurm's words.
+        """
+        self._slurm("scancel", self.job_id)
+
+    def _statuses(self, on_change: Callable[[JobStatus], None] | None) -> Iterator[JobStatus]:
+        """The status again and again, at growing intervals."""
+        pause, seen = FIRST_POLL, None
+        while True:
+            status = self.status()
+            key = (status.raw_state, status.reason, status.nodes, status.start)
+            if key != seen and on_change is not None:
+                on_change(status)
+            pause = FIRST_POLL if key != seen else min(pause * 1.5, LAST_POLL)
+            seen = key
+            yield status
+            time.sleep(pause)
+
+    def _slurm(self, *command: str) -> str:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=self.environ)
+        except FileNotFoundError:
+            raise JobError(f"{command[0]} is not installed here: run this on a login node of the cluster") from None
+        if done.returncode:
+            raise JobError(one_line(done.stderr) or f"{' '.join(command)} failed with status {done.returncode}")
+        return done.stdout
+
+
+def one_line(stderr: str) -> str:
+    """Slurm's error text in one line, without the names of its commands.
+
+    >>> one_line("sbatch: error: invalid partition specified: x\\nsbatch: error: Invalid partition name specified\\n")
+    'invalid partition specified: x; Invalid partition name specified'
+    """
+    lines = [re.sub(r"^\w+: ((error|fatal): )?", "", line).strip() for line in stderr.splitlines()]
+    return "; ".join(dict.fromkeys(line for line in lines if line))
+
+
+def read_status(job_id: str, text: str) -> JobStatus:
+    """The status in the output of `scontrol show job`; of an array, the elements together.
+
+    Raises:
+        JobError: there is no job in it.
+    """
+    records = [_record(part) for part in re.split(r"\n\s*\n", text) if "JobState=" in part]
+    if not records:
+        raise JobError(f"no answer about job {job_id} in: {one_line(text)[:200]!r}")
+    statuses = [_status(job_id, record) for record in records]
+    # An array is as far as its slowest element, and as bad as its worst.
+    order = ("running", "pending", "failed", "cancelled", "succeeded")
+    return min(statuses, key=lambda status: order.index(status.state))
+
+
+def _record(text: str) -> dict[str, str]:
+    """The fields of one job; job names and comments may hold `Key=value` texts, so only known line starts count."""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        line = line.strip()  # noqa: PLW2901
+        name, _, value = line.partition("=")
+        if name in ("StdOut", "StdErr", "WorkDir"):
+            fields[name] = value
+        elif name in ("JobState", "Requeue", "StartTime", "NodeList", "ExitCode"):
+            for word in line.split():
+                key, _, value = word.partition("=")
+                fields.setdefault(key, value)
+    return fields
+
+
+def _status(job_id: str, record: dict[str, str]) -> JobStatus:
+    raw = record.get("JobState", "")
+    exit_code, _, signal = record.get("ExitCode", "0:0").partition(":")
+    clean = {key: "" if value in ("None", "(null)", "Unknown", "N/A") else value for key, value in record.items()}
+    return JobStatus(
+        job_id=job_id,
+        state=STATE_OF.get(raw, "running"),
+        raw_state=raw,
+        reason=clean.get("Reason", ""),
+        exit_code=int(exit_code or 0),
+        signal=int(signal or 0),
+        nodes=clean.get("NodeList", ""),
+        start=clean.get("StartTime", ""),
+        log=record.get("StdOut", ""),
+        restarts=int(record.get("Restarts", 0)),
+    )
+
+
+def _read_from(path: str, offset: int) -> Iterator[bytes]:
+    try:
+        with Path(path).open("rb") as log:
+            if os.fstat(log.fileno()).st_size < offset:
+                offset = 0  # truncated by a requeue (--open-mode=truncate)
+            log.seek(offset)
+            while piece := log.read(1 << 16):
+                yield piece
+    except FileNotFoundError:
+        return
