@@ -46,7 +46,7 @@ def sums(text: str) -> list[tuple[int, int, str, str]]:
     """(rank, world size, host, sum) of each line that examples/train.py prints, by rank."""
     return sorted(
         (int(rank), int(size), host, total)
-        for rank, size, host, total in re.findall(r"^rank (\d+) of (\d+) on (\S+) .*: sum (\S+)$", text, re.M)
+        for rank, size, host, total in re.findall(r"rank (\d+) of (\d+) on (\S+) \([^)]*\): sum (\d+)", text)
     )
 
 

@@ -85,8 +85,9 @@ def script() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     def call(*argv: str, **settings: str) -> subprocess.Popen[str]:
         env = {"PATH": os.environ["PATH"], "PFX": "mnsh", "BASE": f"/run/{name}", **settings}
         return subprocess.Popen(
-            [SCRIPT, *argv], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-        )
+            [SCRIPT, *argv], env=env, cwd=CHECKOUT, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
 
     yield call
     assert call("stop").wait() == 0

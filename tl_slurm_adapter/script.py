@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from shared_env.task import Task
 
 SHEBANG = "#!/bin/bash"
+# srun reports the highest exit status. A task that Slurm ends with SIGTERM because another one failed would report
+# 143 and hide that other status, so it reports 1.
+PER_NODE = """trap t=1 TERM; "$0" "$@"; s=$?; [ "$s${t-}" != 1431 ] || s=1; exit "$s\""""
 _SHELL = re.compile(r"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(?:\S*/)?(?:bash|sh)(?:\s+-\S+)*\s*")
 
 
@@ -191,7 +194,7 @@ class BatchRequest:
         if setup:
             lines += ["# Setup", setup]
         if self.nodes > 1:
-            lines.append(self._block(run, setup).rstrip("\n"))
+            lines.append(self._block(setup).rstrip("\n"))
         lines.append("")
         lines.append("# Main run command")
         lines.append(self._srun() if self._per_node else run.rstrip("\n"))
@@ -215,8 +218,8 @@ class BatchRequest:
         run = _text("script", self.run)
         return run.split("\n", 1)[1] if self._body.shebang and "\n" in run else "" if self._body.shebang else run
 
-    def _block(self, run: str, setup: str) -> str:
-        script = f"{self._body.shebang or SHEBANG}\n{run}" if self._per_node else None
+    def _block(self, setup: str) -> str:
+        script = _text("script", self.run).removesuffix("\n") if self._per_node else None
         return slurm_block(
             self.nodes,
             self.layout.world_size_fallback,
@@ -231,7 +234,8 @@ class BatchRequest:
         interpreter = (self._body.shebang or SHEBANG)[2:].strip()
         return (
             f"srun --nodes={self.nodes} --ntasks={self.nodes} --ntasks-per-node=1 --distribution=block "
-            f'--cpu-bind=none {interpreter} "${{SLURM_TASK_PROLOG%.task-prolog}}.run"'
+            f"sh -c {quote(PER_NODE)} {interpreter} "
+            '"${SLURM_TASK_PROLOG%.task-prolog}.run"'
         )
 
     def _defaults(self, given: Sequence[Option]) -> list[Option]:

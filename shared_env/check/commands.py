@@ -139,7 +139,7 @@ class Script:
 def assigned_names(node: Node) -> set[str]:
     """Names that a part of the tree may set."""
     setters = ("variable_assignment", "for_statement", "postfix_expression", "binary_expression", "unary_expression")
-    names = set()
+    names: set[str] = set()
     for child in descend(node):
         if child.type in setters:
             names.update(source(item) for item in child.children if item.type == "variable_name")

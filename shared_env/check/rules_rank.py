@@ -34,7 +34,7 @@ def frozen_by_the_batch_shell(subject: Subject) -> Iterator[Hit]:
         for word in command.words:
             piece = frozen(word)
             if piece is not None and not _given(subject, piece):
-                ours = trap if trap is not None and trap.value is word or trap and trap.word is word else None
+                ours = trap if (trap is not None and trap.value is word) or (trap and trap.word is word) else None
                 found[piece.offset] = (word, piece, ours)
     for word, piece, trap in found.values():
         name = next(name for name in piece.names if name in PER_TASK)

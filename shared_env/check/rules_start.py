@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from .subject import Subject
 
 # Any of these in the text may start something on the other nodes, in a way that the walk does not see.
-MENTIONS = re.compile(r"\b(" + "|".join(map(re.escape, sorted(STARTERS - {"parallel", "flux", "ray", "dask"}))) + r")\b")
+WORDS = sorted(STARTERS - {"parallel", "flux", "ray", "dask"})  # the rest are words of many other meanings
+MENTIONS = re.compile(r"\b(" + "|".join(map(re.escape, WORDS)) + r")\b")
 FORWARDS = frozenset({"x", "genv", "genvall", "genvlist", "env", "envall", "envlist", "export", "launcher_agent"})
 HYDRA = frozenset({"ppn", "perhost", "bootstrap", "hosts", "f", "rmk", "iface", "envnone", "genvnone"})
 OTHER_MPI = re.compile(r"intel-?mpi|impi|mpich|mvapich|hydra|OMPI_MCA|oneapi|I_MPI_|PMIX_MCA|PRTE_MCA", re.IGNORECASE)
@@ -109,8 +110,8 @@ def mpirun_forwards_nothing(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             command.offset,
             " ".join(word.source for word in command.words[:3]),
-            "Open MPI passes no variable to other nodes unless it is named, so MASTER_ADDR and the like are missing there",
-            "name them: mpirun -x MASTER_ADDR -x MASTER_PORT -x WORLD_SIZE ..., and run the program with shared-env exec --",
+            "Open MPI passes no variable to other nodes unless it is named: MASTER_ADDR and the like are missing there",
+            "name them: mpirun -x MASTER_ADDR -x MASTER_PORT -x WORLD_SIZE ..., or mpirun ... shared-env exec -- ...",
         )
 
 
@@ -136,7 +137,8 @@ def standalone(subject: Subject) -> Iterator[Hit]:
                 'replace it by --nnodes="$SLURM_NNODES" --rdzv_backend=c10d --rdzv_id="$SLURM_JOB_ID" '
                 '--rdzv_endpoint="$MASTER_ADDR:$MASTER_PORT"'
                 if subject.batch
-                else '--nnodes, --node_rank="$NODE_RANK", --master_addr="$MASTER_ADDR", --master_port="$MASTER_PORT" instead',
+                else f'replace it by --nnodes={subject.nodes} --node_rank="$NODE_RANK" --master_addr="$MASTER_ADDR" '
+                '--master_port="$MASTER_PORT"',
             )
 
 
@@ -172,7 +174,7 @@ def plain_process_per_node(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             command.offset,
             text,
-            f"WORLD_SIZE announces {subject.nodes} x {gpus} processes, but only one a node starts: the group never forms",
+            f"WORLD_SIZE announces {subject.nodes} x {gpus} processes, but one a node starts: the group never forms",
             f'start one process per GPU: torchrun --nnodes="$SKYPILOT_NUM_NODES" --nproc_per_node="{gpus}" '
             '--node_rank="$NODE_RANK" --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT" '
             + " ".join(word.source for word in command.words[1:4]),

@@ -115,7 +115,9 @@ class Document:
     @classmethod
     def from_pieces(cls, pieces: Sequence[Piece]) -> Document:
         """The text that a second shell reads, when a first one has expanded ``pieces``."""
-        data, origin, holes = bytearray(), [], {}
+        data = bytearray()
+        origin: list[int] = []
+        holes: dict[str, Piece] = {}
         for piece in pieces:
             text, offsets = piece.text, piece.offsets
             if piece.kind != "text":

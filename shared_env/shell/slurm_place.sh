@@ -24,10 +24,11 @@ next_prolog='$_tlmn_next' _tlmn_suffix='$_tlmn_suffix' per_node='@PER_NODE@' $_t
 "'@PROLOG@'
 _tlmn_run=''
 #@run@
-# One task on every node, beside whatever else the job runs.
-_tlmn_each="SLURM_TASK_PROLOG= srun --overlap --quiet --input=none --nodes=${SLURM_JOB_NUM_NODES:-@NUM_NODES@} \
---ntasks=${SLURM_JOB_NUM_NODES:-@NUM_NODES@} --ntasks-per-node=1 --distribution=block --cpus-per-task=1 --mem=0 \
---gres=none --export=ALL --immediate=10"
+# One task on every node, beside whatever else the job runs and whatever SLURM_* and SRUN_* the script sets.
+# shellcheck disable=SC2016
+_tlmn_each='env -i "PATH=$PATH" ${SLURM_CONF:+"SLURM_CONF=$SLURM_CONF"} srun --overlap --quiet --input=none'"\
+ --jobid=$_tlmn_job --nodes=${SLURM_JOB_NUM_NODES:-@NUM_NODES@} --ntasks=${SLURM_JOB_NUM_NODES:-@NUM_NODES@}\
+ --ntasks-per-node=1 --cpus-per-task=1 --mem=0 --immediate=10"
 _tlmn_why=''
 _tlmn_base=/tmp/tl-multinode.$_tlmn_job.$_tlmn_restart
 for _tlmn_kind in task-prolog ${_tlmn_run:+run}; do

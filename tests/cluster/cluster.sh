@@ -25,7 +25,7 @@ PFX=${PFX:-mn}                     # host names: ${PFX}1 ${PFX}2 ... and ${PFX}c
 NET=${NET:-10.213.7}               # first network (eth0), a /24
 NET_IB=${NET_IB:-10.214.${NET##*.}} # second network (ib0, names end in -ib), a /24 of the nodes only
 BASE=${BASE:-/run/mnslurm}         # config, logs, state; not below /tmp
-KEEP=${KEEP:-}                     # directories below /tmp that all hosts see nevertheless
+KEEP=${KEEP:-}                     # directories below /tmp that all hosts see nevertheless; this checkout always
 EXTRA_CONF=${EXTRA_CONF:-}         # lines for slurm.conf; they replace lines of the same key
 CGROUP_CONF=${CGROUP_CONF:-}       # text of cgroup.conf
 ACCT=${ACCT:-} REST=${REST:-}      # 1: with accounting (slurmdbd) / with slurmrestd
@@ -37,6 +37,7 @@ TAG=mncluster:$BASE                # the source name of every host's /tmp: marks
 export SLURM_CONF=$BASE/slurm.conf
 export MYSQL_UNIX_PORT=$BASE/mysql.sock
 here=$PWD
+checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)
 cd /                               # the caller's directory need not exist on the hosts
 
 say() { printf 'cluster.sh: %s\n' "$*" >&2; }
@@ -66,7 +67,7 @@ enter() {                          # enter HOST CMD...: become CMD there (--root
 on() { (enter "$@"); }             # run CMD there
 daemon() {                         # daemon HOST CMD...: nothing of the caller's environment, files, signals
   local h=$1; shift
-  on "$h" env -i --default-signal PATH="$PATH" LANG=C.UTF-8 SLURM_CONF="$SLURM_CONF" \
+  on "$h" env -i -C / --default-signal PATH="$PATH" LANG=C.UTF-8 SLURM_CONF="$SLURM_CONF" \
     MYSQL_UNIX_PORT="$MYSQL_UNIX_PORT" "$@" < /dev/null
 }
 until_ok() {                       # until_ok WHAT CMD...: repeat CMD until it succeeds
@@ -89,7 +90,7 @@ write_hosts() {
 }
 hold() {                           # hold HOST: its namespaces, held by a sleeping process
   local d keep=()
-  for d in $KEEP; do
+  for d in "$checkout" $KEEP; do
     case $d in /tmp/?*) [ ! -d "$d" ] || keep+=("$d") ;; esac
   done
   # The tag comes first and $BASE/hosts later: a `stop` at any moment either sees this process or
@@ -108,6 +109,7 @@ hold() {                           # hold HOST: its namespaces, held by a sleepi
     mv "$base/host.$name.new" "$base/host.$name.pid"
     exec env -i --default-signal sleep infinity' \
     sh "$BASE" "$TAG" "$1" "${keep[@]}" < /dev/null > "$BASE/host.$1.log" 2>&1 &
+  disown                           # no word from bash when a host ends
 }
 start_hosts() {
   local h i p
@@ -279,7 +281,8 @@ failed() {
   local rc=$?
   trap '' INT TERM HUP
   say "start failed; the ends of the logs:"
-  tail -n 10 "$BASE"/host.*.log "$BASE"/munge/munged.log "$BASE"/slurm*.log 2> /dev/null >&2 || true
+  # shellcheck disable=SC2261
+  tail -n 10 "$BASE"/*.log "$BASE"/munge/munged.log >&2 2> /dev/null || true
   take_down
   exit $rc
 }
