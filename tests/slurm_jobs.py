@@ -51,7 +51,8 @@ def sums(text: str) -> list[tuple[int, int, str, str]]:
 
 
 def write_task(workdir: Path, script: str, name: str = "task.yaml", **keys: Any) -> Path:
-    """A task.yaml for two nodes unless `resources` says otherwise."""
+    """A task.yaml for two nodes unless `resources` says otherwise; `env_` and `name_` are its env and name."""
+    keys = {key.rstrip("_"): value for key, value in keys.items()}
     task = {"resources": {"provider": "slurm", "num_nodes": 2}, **keys, "script": script}
     path = workdir / name
     path.write_text(yaml.safe_dump(task, sort_keys=False, allow_unicode=True))

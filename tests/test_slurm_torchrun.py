@@ -94,7 +94,7 @@ def test_per_node_with_a_bare_torchrun(
     shutil.copy(TRAIN, workdir)
     resources = {"provider": "slurm", "num_nodes": 2, **({"accelerators": accelerators} if accelerators else {})}
     done = follow(
-        cluster, workdir, "torchrun train.py\n", resources=resources, launch="per-node", env=path_env(), **{"envs": env}
+        cluster, workdir, "torchrun train.py\n", resources=resources, launch="per-node", env=path_env(), env_=env
     )
     assert done.returncode == 0, done.stdout + done.stderr
     local = size // 2
@@ -119,7 +119,7 @@ def test_two_trapped_steps_at_once_do_not_join_each_other(cluster: Cluster, work
 
 def test_a_pet_variable_in_env_wins(cluster: Cluster, workdir: Path) -> None:
     script = "srun sh -c 'env | grep ^PET_' || :\ntrue srun torchrun\nsrun torchrun --node_rank=$NODE_RANK --version || :\n"
-    given = follow(cluster, workdir, script, **{"envs": {"PET_RDZV_BACKEND": "static"}}, env=path_env())
+    given = follow(cluster, workdir, script, env_={"PET_RDZV_BACKEND": "static"}, env=path_env())
     assert "PET_RDZV_BACKEND=static" in given.stdout
     assert "PET_RDZV_ENDPOINT" not in given.stdout
     plain = follow(cluster, workdir, script, env=path_env())

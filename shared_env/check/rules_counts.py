@@ -57,7 +57,8 @@ def _start_counts(subject: Subject, command: Command, start: Start, nodes: int) 
     low, high = _range(item)
     step = srun_layout(command.launcher) if command.launcher is not None else Layout(())
     agents = (tasks_per_node(step, subject.job, subject.nodes) or nodes) * nodes if command.launcher else nodes
-    if item is not None and low and not low <= nodes <= high and not (low == high == agents):
+    right = {nodes, agents} | ({subject.nodes} if subject.is_sub_step(command.launcher) else set())
+    if item is not None and low and not any(low <= count <= high for count in right):
         variable = "$SLURM_NNODES" if subject.slurm else "$SKYPILOT_NUM_NODES"
         message = f"the launcher waits for {low} nodes, the task has {nodes}"
         yield Hit(item.word.offset, written(item), message, f'write --{item.name}="{variable}"')

@@ -54,8 +54,8 @@ def settings(subject: Subject) -> Iterator[Setting]:
         names |= {"main_process_port": "port", "rdzv_id": "id", "rdzv_endpoint": "endpoint"}
         for name, what in names.items():
             item = option(start.options, name)
-            if item is None or item.value is None:
-                continue
+            if item is None or item.value is None or "MASTER_" in item.value.source:
+                continue  # what MASTER_ADDR holds is judged where it is assigned
             place = (item.word.offset, written(item), command.launcher)
             if what == "endpoint":
                 host, port = split_endpoint(item.value)

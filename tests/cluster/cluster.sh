@@ -116,7 +116,13 @@ start_hosts() {
   mkdir -p "$BASE/tmp"
   write_hosts > "$BASE/hosts"
   for h in "$CTL" $(nodes); do hold "$h"; done
-  for h in "$CTL" $(nodes); do until_ok "host $h" alive "host.$h"; done
+  for h in "$CTL" $(nodes); do
+    until alive "host.$h"; do
+      [ ! -s "$BASE/host.$h.log" ] || die "host $h cannot be made"
+      [ $SECONDS -lt "$WAIT" ] || die "host $h not ready after $WAIT s"
+      sleep 0.01
+    done
+  done
   {
     printf 'link add %s type bridge\nlink set %s up\n' br0 br0 br1 br1
     echo "addr add $NET.1/24 dev br0"
