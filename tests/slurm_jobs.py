@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,3 +88,11 @@ def files_left(cluster: Cluster, workdir: Path) -> list[str]:
         done = cluster.run("find", "/tmp", "-name", "*tl-multinode*", host=host)
         left += [f"{host}:{line}" for line in done.stdout.split()]
     return left
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+    """Wait until `condition()` is true; an AssertionError after `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)

@@ -25,8 +25,8 @@ def check(task: Task, *, sbatch_flags: str | None = None) -> list[Finding]:
         task: what `load_task` returned.
         sbatch_flags: the sbatch options that go with it, one or more a line, with or without ``#SBATCH``.
 
-    Nothing is executed. A comment ``# multinode: ignore MN107`` on a line of the script silences MN107 there;
-    without a code it silences every rule.
+    Nothing is executed. A comment ``# multinode: ignore MN107`` on a line silences MN107 there; without a code it
+    silences every rule.
 
     >>> from shared_env import load_task
     >>> task = load_task({"resources": {"provider": "slurm", "num_nodes": 2}, "script": "python train.py"})
@@ -37,8 +37,8 @@ def check(task: Task, *, sbatch_flags: str | None = None) -> list[Finding]:
     found: dict[tuple[str, str, int | None, int | None], Finding] = {}
     for code in sorted(RULES):
         for hit in RULES[code].check(subject):
-            if not _ignored(subject, code, hit):
-                finding = _finding(subject, RULES[code], hit)
+            finding = _finding(subject, RULES[code], hit)
+            if not _ignored(subject, code, hit) and not _ignored_in_file(finding):
                 found.setdefault((code, finding.key, finding.line, finding.column), finding)
     return sorted(found.values(), key=lambda item: (item.line or 0, item.column or 0, item.code))
 
@@ -108,7 +108,22 @@ def _ignored(subject: Subject, code: str, hit: Hit) -> bool:
     while first > 1 and (lines.line_text(first - 1).endswith("\\") or lines.line_text(first - 1).lstrip()[:1] == "#"):
         first -= 1
     for number in range(first, last + 1):
-        match = IGNORE.search(lines.line_text(number))
-        if match and (not match[1].strip() or code in re.split(r"[\s,]+", match[1])):
+        if _silences(lines.line_text(number), code):
             return True
     return False
+
+
+def _ignored_in_file(finding: Finding) -> bool:
+    """A YAML comment behind a value: the task does not keep it, the file does."""
+    if finding.path is None or finding.line is None or finding.key in ("script", "setup"):
+        return False
+    try:
+        lines = Path(finding.path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # read from another directory, or gone
+        return False
+    return finding.line <= len(lines) and _silences(lines[finding.line - 1], finding.code)
+
+
+def _silences(line: str, code: str) -> bool:
+    match = IGNORE.search(line)
+    return match is not None and (not match[1].strip() or code in re.split(r"[\s,]+", match[1]))

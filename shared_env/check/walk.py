@@ -144,7 +144,7 @@ class Walker:
         if inner:
             self._start(inner, scope)
         elif path in self.script.files:
-            self._pieces(self.script.files[path], scope.copy(arguments=tuple(words[1:])), None)
+            self._pieces(self.script.files[path], scope.copy(arguments=tuple(words[1:])), None, here_doc=True)
         else:
             _forget(program_name(words[0]), words, scope)
 
@@ -158,7 +158,7 @@ class Walker:
             arguments = words[list(words).index(body) + 2 :]  # the word behind the text is $0
             self._pieces(body.pieces, scope.copy(arguments=tuple(arguments)), None)
         elif file is not None and file.literal in self.script.files:
-            self._pieces(self.script.files[file.literal or ""], scope.copy(arguments=()), None)
+            self._pieces(self.script.files[file.literal or ""], scope.copy(arguments=()), None, here_doc=True)
 
     def _pieces(self, pieces: Sequence[Piece], scope: Scope, shell: Shell | None, here_doc: bool = False) -> None:
         """Walk text that another shell reads; a new shell if ``shell`` is None."""
@@ -307,9 +307,23 @@ class Walker:
             pieces = tuple(self.expander.body(body, scope))
         if command is None:
             return
+        for path in self._targets(node, scope, command):
+            self.script.files[path] = self.script.files[f"./{path}"] = pieces
         innermost = self.script.commands[-1]
         if innermost.name in SHELLS and shell_body(innermost.words) is None and not script_argument(innermost.words):
             self._pieces(pieces, innermost.scope.copy(arguments=()), None, here_doc=True)
+
+    def _targets(self, node: Node, scope: Scope, command: Command) -> list[str]:
+        """The files that ``cat > FILE <<EOF`` or ``tee FILE <<EOF`` writes."""
+        if command.name == "tee":
+            return [word.literal for word in command.words[1:] if word.literal]
+        siblings = [*node.children, *(node.parent.children if node.parent is not None else ())]
+        found = []
+        for child in siblings if command.name == "cat" else ():
+            target = child.child_by_field_name("destination") if child.type == "file_redirect" else None
+            if target is not None and source(child).startswith(">"):
+                found.append(self.expander.word(target, scope).text)
+        return found
 
 
 def _is_test(node: Node) -> bool:

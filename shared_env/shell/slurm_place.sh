@@ -44,7 +44,8 @@ for _tlmn_kind in task-prolog ${_tlmn_run:+run}; do
 done
 _tlmn_clean="rm -f $_tlmn_base.src.task-prolog $_tlmn_base.src.run || :"
 if [ -z "$_tlmn_why" ]; then
-    _tlmn_clean="$_tlmn_each rm -f $_tlmn_base.task-prolog $_tlmn_base.run > /dev/null 2>&1 || :
+    # Of every restart: one that Slurm killed for a requeue could not do it.
+    _tlmn_clean="$_tlmn_each sh -c 'rm -f /tmp/tl-multinode.$_tlmn_job.*' > /dev/null 2>&1 || :
 $_tlmn_clean"
 else
     # The submit directory is often on a file system that all nodes share: use it if they all see the file.

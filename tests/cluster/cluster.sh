@@ -230,11 +230,15 @@ C
   until_ok slurmdbd on "$CTL" sacctmgr -n show cluster
 }
 start_rest() {                     # http://${PFX}ctl:6820 with tokens; it refuses to run as root
+  local only=""
   alive slurmrestd && return 0
+  # Releases with one plugin for each daemon end at once if the plugin of slurmdbd finds no accounting.
+  [ -n "$ACCT" ] || ! slurmrestd -s list 2>&1 | grep -q openapi/slurmctld || only="-s slurmctld"
   # shellcheck disable=SC2016
   daemon "$CTL" setpriv --reuid=nobody --regid=nogroup --clear-groups -- env SLURM_JWT=daemon \
-    setsid -f sh -c 'echo $$; exec slurmrestd -a rest_auth/jwt "$0:6820" > /dev/null 2>&1' "$CTL" \
+    setsid -f sh -c 'echo $$; exec slurmrestd $1 -a rest_auth/jwt "$0:6820" > /dev/null 2>&1' "$CTL" "$only" \
     > "$BASE/slurmrestd.pid" 2> /dev/null
+  until_ok slurmrestd on "$CTL" bash -c "exec 3<> /dev/tcp/$CTL/6820"
 }
 
 # --- daemons --------------------------------------------------------------------
