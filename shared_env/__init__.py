@@ -28,13 +28,16 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Load what needs third-party packages (task.yaml, the linter) when it is first asked for."""
+    # `from . import check` would ask this function again; the subpackage is asked for its names instead.
     if name in ("Task", "TaskError", "load_task"):
-        from . import task as module  # noqa: PLC0415
+        from .task import Task, TaskError, load_task  # noqa: PLC0415
+
+        globals().update(Task=Task, TaskError=TaskError, load_task=load_task)
     elif name in ("Finding", "check"):
-        from . import check as module  # type: ignore[no-redef]  # noqa: PLC0415
+        from .check import Finding, check  # noqa: PLC0415
+
+        globals().update(Finding=Finding, check=check)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(module, name)
-    # Importing the subpackage `check` binds the module under its name; the function is what is meant.
-    globals()[name] = value
+    value: object = globals()[name]
     return value

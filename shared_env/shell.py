@@ -85,9 +85,13 @@ def slurm_block(
     )
 
 
-def sky_prefix() -> str:
-    """The text before a SkyPilot run command; ends in a newline."""
-    return _source("sky_prefix.sh")
+def sky_prefix(*, per_node: bool = False) -> str:
+    """The text before a SkyPilot run command; ends in a newline.
+
+    Args:
+        per_node: with defaults of torchrun's options (`launch: per-node`).
+    """
+    return _source("sky_prefix.sh") + (_source("sky_per_node.sh") if per_node else "")
 
 
 def _one_line(text: str) -> str:

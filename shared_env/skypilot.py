@@ -6,7 +6,7 @@ first one is rank 0. One process a node is started, so RANK is the node rank and
 
 from __future__ import annotations
 
-from .contract import EnvError, Reader, Rendezvous
+from .contract import PORT_COUNT, PORT_FIRST, EnvError, Reader, Rendezvous
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +22,29 @@ def node_ips(text: str) -> list[str]:
     ['10.0.0.1', '10.0.0.2']
     """
     return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def task_port(task_id: str) -> int:
+    """The MASTER_PORT of one SkyPilot job where MASTER_PORT=auto asks for it, in 10000..32767.
+
+    It is the number that the digits of SKYPILOT_TASK_ID spell (a time in microseconds and the job's number), so it is
+    the same on every node of a job, and jobs that run at once on one cluster have different ones but for a rare chance.
+
+    Raises:
+        EnvError: there is no digit.
+
+    >>> task_port("sky-2026-11-02-09-15-22-401893_trainer_3"), task_port("sky-2026-11-02-09-15-22-401893_trainer_4")
+    (21393, 21394)
+    """
+    digits = [char for char in task_id if char in "0123456789"]
+    if not digits:
+        raise EnvError(
+            f"MASTER_PORT is auto, but SKYPILOT_TASK_ID={task_id!r} has no number: give a port", ("SKYPILOT_TASK_ID",)
+        )
+    number = 0
+    for digit in digits:
+        number = (number * 10 + int(digit)) % PORT_COUNT
+    return PORT_FIRST + number
 
 
 def read(environ: Mapping[str, str]) -> Rendezvous | None:
@@ -52,7 +75,11 @@ def read(environ: Mapping[str, str]) -> Rendezvous | None:
     addr = reader.given_addr()
     if addr is None:
         addr, reader.sources["MASTER_ADDR"] = ips[0], "SKYPILOT_NODE_IPS (first line)"
-    port = reader.port()
+    if environ.get("MASTER_PORT") == "auto":
+        port: int | None = task_port(environ.get("SKYPILOT_TASK_ID", ""))
+        reader.sources["MASTER_PORT"] = "SKYPILOT_TASK_ID (auto)"
+    else:
+        port = reader.port()
     if port is None:
         port, reader.sources["MASTER_PORT"] = DEFAULT_PORT, f"{DEFAULT_PORT} (default on SkyPilot)"
     return reader.finish("skypilot", addr, port, rank, rank, 0, nodes * max(1, gpus))

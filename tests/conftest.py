@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, missing
 
-CLUSTER_FIXTURES = {"cluster", "make_cluster"}
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if CLUSTER_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+        if "_cluster_possible" in getattr(item, "fixturenames", ()):  # through any of the fixtures below
             item.add_marker(pytest.mark.slurm)
 
 
@@ -47,7 +45,7 @@ def workdir(cluster: Cluster) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_job_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that fails in the middle leaves no job in the way of the next one."""
+    """A test that fails in the middle leaves no job in the way of the next one: its jobs end with it."""
     if "cluster" not in request.fixturenames:
         yield
         return

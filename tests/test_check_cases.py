@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,8 @@ def test_case(record):
 def test_correct_script(path):
     task = load_task(path)
     assert not task.warnings
+    for text in (task.setup, task.script):
+        subprocess.run(["bash", "-n"], input=text or "", text=True, check=True)
     assert check(task) == []
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-import shared_env
-import shared_env.check
 from shared_env import load_task
 from shared_env.check import Finding, check
-
-SEED = Path(__file__).parent.parent / "examples"
+from shared_env.check.rules_counts import OF_SRUN, REMOVED, RENAMED, UNDERSCORED
 
 
 def slurm(script, nodes=2, gpus="A100:4", env=None, **more):
@@ -47,6 +46,8 @@ FOUND = [
     ("MN102", f"R=0; srun torchrun --nnodes=2 --nproc_per_node=4 --node_rank=$R {STATIC} t.py"),
     ("MN102", "srun accelerate launch --num_machines 2 --num_processes 8 --machine_rank 0 t.py"),
     ("MN103", f"torchrun --nnodes=2 --nproc_per_node=4 --node_rank=$NODE_RANK {STATIC} t.py"),
+    ("MN101", "srun torchrun --rdzv_conf=is_host=$(if ((SLURM_NODEID)); then echo 0; fi) --rdzv_backend=c10d t.py"),
+    ("MN102", "srun accelerate launch --rdzv_backend static --machine_rank 0 t.py"),
     ("MN103", "source env/bin/activate\ncd src\nCUDA=1 python3.11 -u -m trainer --epochs 3"),
     ("MN103", "HEAD=$(hostname); accelerate launch t.py"),
     ("MN104", "#SBATCH --ntasks-per-node=4\nsrun torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d t.py"),
@@ -93,6 +94,9 @@ def test_found_on_slurm(code, script):
 
 
 QUIET = [
+    ("MN101", "srun torchrun --nnodes 2 --node_rank $SLURM_NODEID --rdzv_backend c10d --rdzv_endpoint $H:29500 t.py"),
+    ("MN101", 'srun bash -c "accelerate launch --rdzv_backend c10d --machine_rank $SLURM_PROCID t.py"'),
+    ("MN102", "srun torchrun --nnodes 2 --node_rank 0 --rdzv_backend=c10d --rdzv_endpoint $H:29500 t.py"),
     ("MN101", "srun -N1 -n1 python prepare.py --rank $SLURM_PROCID"),
     ("MN101", "srun --output=log-$SLURM_PROCID.txt python t.py"),
     ("MN101", "srun python t.py > log-$SLURM_PROCID.txt"),
@@ -127,9 +131,11 @@ QUIET = [
     ("MN115", "srun --ntasks-per-node=4 --gpus-per-task=1 --gpu-bind=none bash -c 'python t.py cuda:$LOCAL_RANK'"),
     ("MN116", "export CUDA_VISIBLE_DEVICES=$SLURM_LOCALID; CUDA_VISIBLE_DEVICES= python prepare.py; srun x"),
     ("MN117", "#SBATCH --time=1:00\n\n# text\n#SBATCH -p gpu\n##SBATCH -N 9\nsrun python t.py"),
+    ("MN117", "tfl-remote-trap -- '#SBATCH -p gpu\n#SBATCH --time=10\nsrun python t.py'"),
     ("MN117", "cat > j.sh <<EOF\n#SBATCH -N 2\nEOF\nsrun python t.py"),
     ("MN118", "mpirun -x A -np 4 python t.py; mpiexec -ppn 2 python t.py; mpirun -np 1 python t.py; mpirun ./a.out"),
     ("MN120", "#SBATCH --time=1:00 --mem=4G  # --workdir=/x\nsrun python t.py"),
+    ("MN120", "#SBATCH --site_plugin=x --container-image=y\nsrun python t.py"),
     ("MN120", "#SBATCH --comment='--workdir=/x --share'\nsrun python t.py"),
     ("MN121", "#SBATCH --nodes=1-4 --ntasks-per-node=2\nsrun -N 2 -n 4 python t.py; srun -n 1 python t.py"),
     ("MN121", "srun --nodes=$SLURM_NNODES --ntasks=$SLURM_NNODES python t.py"),
@@ -164,6 +170,7 @@ ON_SKYPILOT = [
     ("MN124", True, "cd src && python -u train.py --epochs 3"),
     ("MN124", False, "export WORLD_SIZE=$SKYPILOT_NUM_NODES; python train.py"),
     ("MN124", False, "python prepare.py; torchrun --nnodes=2 --node_rank=$NODE_RANK t.py"),
+    ("MN124", False, "export JAX_PLATFORMS=cuda; python train.py"),
     ("MN124", False, "bash run.sh; python report.py"),
 ]
 
@@ -291,7 +298,61 @@ def test_findings_are_complete_and_plain_data():
         assert not any("\ue000" <= char <= "\uf8ff" for char in finding.text + finding.message + finding.fix)
 
 
-def test_module_and_function_share_a_name():
-    task = slurm("srun python t.py")
-    assert shared_env.check(task) == []
-    assert shared_env.check.check(task) == [] if hasattr(shared_env.check, "check") else True
+@pytest.mark.parametrize("first", ["pass", "import shared_env.check", "from shared_env.check import torchrun_trap"])
+def test_module_and_function_share_a_name(first):
+    """``shared_env.check(task)`` works whatever was imported before."""
+    code = "import shared_env; task = shared_env.load_task({'script': 'true'}); assert shared_env.check(task) == []"
+    subprocess.run([sys.executable, "-c", f"{first}\n{code}"], check=True)
+
+
+def test_what_the_adapter_repairs_is_a_warning():
+    """torchrun's frozen node rank does not stop a submission: `tl-slurm` gives it another rendezvous."""
+    [found] = check(slurm("srun -l torchrun --nnodes=2 --node_rank=$NODE_RANK t.py"))
+    assert (found.code, found.severity, found.text) == ("MN101", "warning", "--node_rank=$NODE_RANK")
+    [found] = check(slurm("srun accelerate launch --machine_rank=$NODE_RANK t.py"))
+    assert (found.code, found.severity) == ("MN101", "error")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "srun -l torchrun --nnodes=2 --node_rank=$NODE_RANK t.py",
+        'srun python t.py --rank "${SLURM_PROCID}" --name "a b"',
+        "env A=b /usr/bin/srun --mpi=pmix python t.py --rank $RANK",
+    ],
+)
+def test_the_fix_can_be_pasted(script):
+    task = slurm(script)
+    [found] = check(task)
+    assert "bash -c '" in found.fix
+    assert check(slurm(found.fix)) == []
+
+
+def test_the_fix_does_not_lose_a_variable_of_the_script():
+    [found] = check(slurm("N=2\nsrun torchrun --nnodes=$N --node_rank=$NODE_RANK t.py"))
+    assert "..." in found.fix
+
+
+@pytest.fixture
+def sbatch(tmp_path):
+    """Does the real sbatch know this option? It prints its help without asking any server."""
+    (tmp_path / "slurm.conf").write_text(
+        "ClusterName=x\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nAuthType=auth/none\n"
+        "NodeName=n1\nPartitionName=p Nodes=n1\n"
+    )
+    environment = {"PATH": "/usr/bin:/bin", "SLURM_CONF": str(tmp_path / "slurm.conf")}
+
+    def known(name, value="=1"):
+        command = ["sbatch", f"--{name}{value}", "--help"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert ("unrecognized option" in done.stderr) is not (done.returncode == 0), done.stderr
+        return done.returncode == 0
+
+    return known
+
+
+def test_sbatch_knows_none_of_the_old_names(sbatch):
+    """MN120 against the real program: no name of its tables is an option, each replacement is one."""
+    assert [name for name in (*RENAMED, *REMOVED, *OF_SRUN, *UNDERSCORED) if sbatch(name)] == []
+    values = {"--mem-bind": "=none", "--oversubscribe": ""}
+    assert all(sbatch(new[2:], values.get(new, "=1")) for new in RENAMED.values())

@@ -78,7 +78,7 @@ def expect(condition: Callable[[], object]) -> None:
 
 
 @pytest.fixture
-def script() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def script(_cluster_possible: None) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """cluster.sh itself, as a user of the shell calls it: script("start", NODES="2")."""
     name = f"mnsh{os.getpid()}x"
 
@@ -307,10 +307,10 @@ def test_a_host_outlives_its_daemon_and_start_brings_the_daemon_back(make_cluste
     own = make_cluster(nodes=2)
     job = own.sbatch("sleep 1000", "-w", own.nodes[0])
     expect(lambda: own.run("squeue", "-h", "-o", "%T").stdout == "RUNNING\n")
-    for daemon in ("slurmctld", f"slurmd.{own.nodes[1]}"):
-        pid_file = own.base / f"{daemon}.pid"
+    pid_files = [own.base / f"{daemon}.pid" for daemon in ("slurmctld", f"slurmd.{own.nodes[1]}")]
+    for pid_file in pid_files:
         os.kill(int(pid_file.read_text()), signal.SIGTERM)  # it saves its state and removes its file
-        expect(lambda pid_file=pid_file: not pid_file.exists())
+    expect(lambda: not any(pid_file.exists() for pid_file in pid_files))
     ping = own.run("scontrol", "ping")
     assert (ping.returncode, f"{own.login} is DOWN" in ping.stdout) == (1, True)
     assert own.node(2, "hostname").stdout.strip() == own.nodes[1]
@@ -383,7 +383,6 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(
 # --- the script by itself -----------------------------------------------------------------
 
 
-@pytest.mark.slurm
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("after", [0.01, 0.04, 0.07, 0.1, 0.14, 0.18, 0.3])
 def test_an_interrupted_start_leaves_nothing(
@@ -399,7 +398,6 @@ def test_an_interrupted_start_leaves_nothing(
     assert not Path(f"/run/mnsh{os.getpid()}x").exists()
 
 
-@pytest.mark.slurm
 def test_the_commands_of_the_script(script: Callable[..., subprocess.Popen[str]]) -> None:
     def run(*argv: str, **settings: str) -> tuple[int, str, str]:
         process = script(*argv, **settings)
@@ -419,7 +417,6 @@ def test_the_commands_of_the_script(script: Callable[..., subprocess.Popen[str]]
     assert run("nonsense")[0] == 2
 
 
-@pytest.mark.slurm
 def test_a_directory_of_somebody_else_is_neither_used_nor_removed(
     script: Callable[..., subprocess.Popen[str]], workdir: Path
 ) -> None:

@@ -28,6 +28,7 @@ HOSTILE = {
     "BIG": "x'y " * 25_000,
 }
 
+
 def dump_script(workdir: Path) -> str:
     program = workdir / "dump.py"
     program.write_text(
@@ -48,7 +49,7 @@ def test_env_values_byte_for_byte(cluster: Cluster, workdir: Path) -> None:
 
 
 def test_names_and_header_values_byte_for_byte(cluster: Cluster, workdir: Path) -> None:
-    name = "$(touch made_by_name) `touch made_by_name` \"it's\" (x2) # é \\ ; | &"
+    name = '$(touch made_by_name) `touch made_by_name` "it\'s" (x2) # é \\ ; | &'
     comment = "say 'hi' \"there\" #1 $(touch made_by_name)"
     quoted = "--comment=\"say 'hi' \"'\"there\" #1 $(touch made_by_name)'"
     path = write_task(workdir, "true\n", name_=name)
@@ -97,7 +98,9 @@ def test_the_submitting_shell_does_not_leak_into_the_job(cluster: Cluster, workd
 
 def test_clean_env_passes_a_login_and_nothing_else(cluster: Cluster, workdir: Path) -> None:
     path = write_task(workdir, "env\n")
-    done = tl_slurm(cluster, "submit", path, "--follow", "--clean-env", cwd=workdir, env={"SECRET": "x", "LC_TIME": "C"})
+    done = tl_slurm(
+        cluster, "submit", path, "--follow", "--clean-env", cwd=workdir, env={"SECRET": "x", "LC_TIME": "C"}
+    )
     assert done.returncode == 0, done.stderr
     names = {line.split("=")[0] for line in done.stdout.splitlines()}
     assert {"PATH", "HOME", "LC_TIME", "SLURM_CONF", "MASTER_ADDR"} <= names
@@ -132,7 +135,9 @@ def test_an_export_before_srun_reaches_every_task(cluster: Cluster, workdir: Pat
 
 
 def test_exporting_the_batch_shells_own_rank_does_not_freeze_it(cluster: Cluster, workdir: Path) -> None:
-    done = follow(cluster, workdir, f"set -a\nexport RANK NODE_RANK LOCAL_RANK\nsrun sh -c '{PROBE}'\n", setup="set -a\n")
+    done = follow(
+        cluster, workdir, f"set -a\nexport RANK NODE_RANK LOCAL_RANK\nsrun sh -c '{PROBE}'\n", setup="set -a\n"
+    )
     assert [(p.rank, p.node_rank) for p in probes(done.stdout)] == [(0, 0), (1, 1)]
 
 

@@ -79,7 +79,9 @@ def test_per_node_stops_where_the_script_cannot_be_placed(cluster: Cluster, work
     cluster.run("mkdir", "-p", "/tmp/private", check=True)
     cluster.node(1, "mkdir", "-p", "/tmp/private", check=True)
     path = write_task(workdir, "echo unreached\n", setup=in_path(tools), launch="per-node")
-    done = tl_slurm(cluster, "submit", path, "--follow", "--sbatch-flags", f"--output={workdir}/log", cwd="/tmp/private")
+    done = tl_slurm(
+        cluster, "submit", path, "--follow", "--sbatch-flags", f"--output={workdir}/log", cwd="/tmp/private"
+    )
     cluster.run("rmdir", "/tmp/private")
     assert done.returncode == 1
     assert "the script cannot be placed on the nodes" in done.stdout
@@ -91,7 +93,9 @@ def test_per_node_stops_where_the_script_cannot_be_placed(cluster: Cluster, work
 @pytest.mark.parametrize("where", ["env", "setup"])
 def test_a_users_own_task_prolog_still_runs(cluster: Cluster, workdir: Path, where: str) -> None:
     prolog = workdir / "my prolog.sh"
-    prolog.write_text('#!/bin/sh\necho "print mine sees rank $RANK"\necho export MASTER_PORT=1234\necho export MINE=yes\n')
+    prolog.write_text(
+        '#!/bin/sh\necho "print mine sees rank $RANK"\necho export MASTER_PORT=1234\necho export MINE=yes\n'
+    )
     prolog.chmod(0o755)
     keys = {"env_": {"SLURM_TASK_PROLOG": str(prolog)}}
     if where == "setup":
@@ -182,7 +186,14 @@ def test_posix_sh_script(cluster: Cluster, workdir: Path) -> None:
 def test_requeue_same_job_other_port(cluster: Cluster, workdir: Path) -> None:
     path = write_task(workdir, f"{SRUN_PROBE}[ -e again ] || {{ touch again; sleep 60; }}\n")
     done = tl_slurm(
-        cluster, "submit", path, "--requeue", "--sbatch-flags", "--open-mode=append --output=log", cwd=workdir, check=True
+        cluster,
+        "submit",
+        path,
+        "--requeue",
+        "--sbatch-flags",
+        "--open-mode=append --output=log",
+        cwd=workdir,
+        check=True,
     )
     job = done.stdout.strip()
     wait_for(lambda: (workdir / "again").exists())
@@ -195,7 +206,9 @@ def test_requeue_same_job_other_port(cluster: Cluster, workdir: Path) -> None:
 
 
 def test_one_dead_rank_ends_the_job(cluster: Cluster, workdir: Path) -> None:
-    script = f"srun {PYTHON} -c 'import os, time\nif os.environ[\"RANK\"] == \"1\": raise SystemExit(3)\ntime.sleep(60)'\n"
+    script = (
+        f'srun {PYTHON} -c \'import os, time\nif os.environ["RANK"] == "1": raise SystemExit(3)\ntime.sleep(60)\'\n'
+    )
     done = follow(cluster, workdir, script)
     assert done.returncode not in (0, 124)
     assert "FAILED" in done.stderr
@@ -212,7 +225,9 @@ def test_master_addr_suffix_names_the_second_network(cluster: Cluster, workdir: 
     assert done.returncode == 0, done.stdout + done.stderr
     assert {p.master_addr for p in probes(done.stdout)} == {f"{cluster.nodes[0]}-ib"}
     assert [total for *_, total in sums(done.stdout)] == ["3", "3"]
-    small = follow(cluster, workdir, f"srun -N1 -n1 -w {cluster.nodes[1]} sh -c '{PROBE}'\n", "--master-addr-suffix=-ib")
+    small = follow(
+        cluster, workdir, f"srun -N1 -n1 -w {cluster.nodes[1]} sh -c '{PROBE}'\n", "--master-addr-suffix=-ib"
+    )
     assert [p.master_addr for p in probes(small.stdout)] == [f"{cluster.nodes[1]}-ib"]
 
 
@@ -221,9 +236,7 @@ def test_master_addr_where_names_of_nodes_do_not_resolve(make_cluster, flag: str
     cluster = make_cluster(nodes=2)
     # Every node forgets the names of the others (its own name becomes a loopback address, as Debian has it).
     hosts = {host: cluster.run("cat", "/etc/hosts", host=host).stdout for host in cluster.nodes}
-    addresses = {
-        name: line.split()[0] for line in hosts[cluster.nodes[0]].splitlines() for name in line.split()[1:]
-    }
+    addresses = {name: line.split()[0] for line in hosts[cluster.nodes[0]].splitlines() for name in line.split()[1:]}
     conf = cluster.conf.read_text()
     for host in cluster.nodes:
         conf = conf.replace(f"NodeName={host} ", f"NodeName={host} NodeAddr={addresses[host]} ")

@@ -94,9 +94,7 @@ def test_arbitrary_distribution_without_a_readable_host_file_says_so(cluster: Cl
 
 def test_array_elements_have_their_own_ports(cluster: Cluster, workdir: Path) -> None:
     path = write_task(workdir, f"srun sh -c '{PROBE}'\n")
-    done = tl_slurm(
-        cluster, "submit", path, "--sbatch-flags", "--array=0-1 --output=%a.log", cwd=workdir, check=True
-    )
+    done = tl_slurm(cluster, "submit", path, "--sbatch-flags", "--array=0-1 --output=%a.log", cwd=workdir, check=True)
     waited = tl_slurm(cluster, "wait", done.stdout.strip())
     assert waited.returncode == 0, waited.stderr
     found = [probes((workdir / f"{element}.log").read_text()) for element in (0, 1)]
@@ -171,7 +169,9 @@ def test_site_wide_task_prolog(make_cluster, tmp_path: Path) -> None:
     assert {(p.master_port, p.rank) for p in probes(given.stdout)} == {(12321, 7)}
     # a job with the adapter's own prolog is not disturbed by it
     path = cluster.scratch / "task.yaml"
-    path.write_text(yaml.safe_dump({"resources": {"provider": "slurm", "num_nodes": 2}, "script": f"srun sh -c '{PROBE}'"}))
+    path.write_text(
+        yaml.safe_dump({"resources": {"provider": "slurm", "num_nodes": 2}, "script": f"srun sh -c '{PROBE}'"})
+    )
     done = tl_slurm(cluster, "submit", path, "--follow")
     assert [(p.rank, p.world_size, p.master_addr) for p in probes(done.stdout)] == [
         (0, 2, cluster.nodes[0]),

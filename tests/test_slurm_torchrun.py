@@ -52,9 +52,10 @@ def path_env() -> dict[str, str | None]:
 def test_the_specifications_example_unmodified(cluster: Cluster, workdir: Path, code: None) -> None:
     done = tl_slurm(cluster, "submit", SEED, "--follow", cwd=workdir, env=path_env())
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sums(done.stdout) == [(0, 2, cluster.nodes[0], "3"), (1, 2, cluster.nodes[1], "3")] or sums(
-        done.stdout
-    ) == [(0, 2, cluster.nodes[1], "3"), (1, 2, cluster.nodes[0], "3")]
+    assert sums(done.stdout) == [(0, 2, cluster.nodes[0], "3"), (1, 2, cluster.nodes[1], "3")] or sums(done.stdout) == [
+        (0, 2, cluster.nodes[1], "3"),
+        (1, 2, cluster.nodes[0], "3"),
+    ]
     assert "warning MN101" in done.stderr
     assert files_left(cluster, workdir) == []
 
@@ -73,7 +74,7 @@ def test_the_specifications_example_hangs_with_the_literal_preamble(
 def test_static_rendezvous_in_single_quotes_stays_static(cluster: Cluster, workdir: Path) -> None:
     script = (
         "srun bash -c 'env | grep ^PET_ ; torchrun --nnodes=2 --nproc_per_node=2 --node_rank=$SLURM_NODEID "
-        f'--master_addr=$MASTER_ADDR --master_port=$MASTER_PORT {TRAIN}\'\n'
+        f"--master_addr=$MASTER_ADDR --master_port=$MASTER_PORT {TRAIN}'\n"
     )
     done = follow(cluster, workdir, script, env=path_env())
     assert done.returncode == 0, done.stdout + done.stderr
@@ -105,20 +106,18 @@ def test_per_node_with_a_bare_torchrun(
 
 
 def test_two_trapped_steps_at_once_do_not_join_each_other(cluster: Cluster, workdir: Path) -> None:
-    step = (
-        f"srun --overlap -N1 -n1 -w {{}} torchrun --nnodes=1 --nproc_per_node=2 --node_rank=$NODE_RANK {TRAIN} &\n"
-    )
+    step = f"srun --overlap -N1 -n1 -w {{}} torchrun --nnodes=1 --nproc_per_node=2 --node_rank=$NODE_RANK {TRAIN} &\n"
     done = follow(
         cluster, workdir, step.format(cluster.nodes[0]) + step.format(cluster.nodes[1]) + "wait\n", env=path_env()
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(sums(done.stdout)) == sorted(
-        (rank, 2, node, "3") for node in cluster.nodes[:2] for rank in range(2)
-    )
+    assert sorted(sums(done.stdout)) == sorted((rank, 2, node, "3") for node in cluster.nodes[:2] for rank in range(2))
 
 
 def test_a_pet_variable_in_env_wins(cluster: Cluster, workdir: Path) -> None:
-    script = "srun sh -c 'env | grep ^PET_' || :\ntrue srun torchrun\nsrun torchrun --node_rank=$NODE_RANK --version || :\n"
+    script = (
+        "srun sh -c 'env | grep ^PET_' || :\ntrue srun torchrun\nsrun torchrun --node_rank=$NODE_RANK --version || :\n"
+    )
     given = follow(cluster, workdir, script, env_={"PET_RDZV_BACKEND": "static"}, env=path_env())
     assert "PET_RDZV_BACKEND=static" in given.stdout
     assert "PET_RDZV_ENDPOINT" not in given.stdout
@@ -146,14 +145,18 @@ sleep 60
     assert done.returncode == 7, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     for node in cluster.nodes[:2]:
-        assert any(line.startswith(f"here-doc on {node}: ") and line.endswith(" 0 'quotes' \"double\"") for line in lines)
+        assert any(
+            line.startswith(f"here-doc on {node}: ") and line.endswith(" 0 'quotes' \"double\"") for line in lines
+        )
     for line in ("literal $HOME `date`", "stdin is empty", "pipefail on"):
         assert lines.count(line) == 2
     assert files_left(cluster, workdir) == []
 
 
 def test_per_node_script_is_not_touched(cluster: Cluster, workdir: Path) -> None:
-    script = "#!/bin/bash\n#SBATCH --comment='x'\ncat \"$0\" > $SLURM_NODEID.script\n: 'it''s' $'\\t' \\\n  é \"$(echo)\"\n"
+    script = (
+        "#!/bin/bash\n#SBATCH --comment='x'\ncat \"$0\" > $SLURM_NODEID.script\n: 'it''s' $'\\t' \\\n  é \"$(echo)\"\n"
+    )
     write_task(workdir, script, launch="per-node")
     assert tl_slurm(cluster, "submit", "task.yaml", "--follow", cwd=workdir).returncode == 0
     first, second = ((workdir / f"{node}.script").read_text() for node in (0, 1))

@@ -1,22 +1,40 @@
-"""A multi-node task for SkyPilot: the run command with the contract in front of it."""
+"""A multi-node task -> a sky.Task -> sky.launch. SkyPilot is imported when a name that needs it is first asked for."""
 
 from __future__ import annotations
 
-__all__ = ["prefix_run"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .launch import apply, exec, launch  # noqa: A004
+    from .policy import MultiNodePolicy
+    from .prefix import prefix_run
+    from .task import SkyTaskError, sky_config, to_sky_task
+
+__all__ = [
+    "MultiNodePolicy",
+    "SkyTaskError",
+    "apply",
+    "exec",
+    "launch",
+    "prefix_run",
+    "sky_config",
+    "to_sky_task",
+]
+_HOMES = {
+    "launch": ("apply", "exec", "launch"),
+    "policy": ("MultiNodePolicy",),
+    "prefix": ("prefix_run",),
+    "task": ("SkyTaskError", "sky_config", "to_sky_task"),
+}
 
 
-def prefix_run(run: str | None, num_nodes: int) -> str | None:
-    """The run command of a SkyPilot task with the text in front that sets the six variables on every node.
+def __getattr__(name: str) -> object:
+    """Load a module when one of its names is first asked for."""
+    for home, names in _HOMES.items():
+        if name in names:
+            from importlib import import_module  # noqa: PLC0415
 
-    None, an empty text and single-node runs come back unchanged, and so does a run that has the prefix already. The
-    exit status of the run is kept: the prefix ends in a newline and runs in the same shell.
-
-    >>> prefix_run("python train.py", 1)
-    'python train.py'
-    """
-    from shared_env.shell import sky_prefix  # noqa: PLC0415
-
-    if not run or num_nodes <= 1:
-        return run
-    prefix = sky_prefix()
-    return run if run.startswith(prefix) else prefix + run
+            module = import_module(f"{__name__}.{home}")
+            # `launch` is the function, not the module of that name.
+            globals().update((each, getattr(module, each)) for each in names)
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,7 @@ from shared_env.shell import task_prolog
 
 from .jobs import Job, JobError, JobStatus
 from .script import BatchRequest, RequestError
-from .submit import BACKENDS, SubmitError, submission_environment, submit_request, test_request
+from .submit import BACKENDS, SubmitError, for_cluster, submission_environment, submit_request, test_request
 
 
 @click.group(name="tl-slurm", context_settings={"help_option_names": ["-h", "--help"]})
@@ -92,7 +92,7 @@ def _request(  # one argument an option
 @task_options
 def render(**options: Any) -> None:
     """Print the batch script that `submit` would send."""
-    click.echo(str(_request(**options).for_cluster(submission_environment())), nl=False)
+    click.echo(str(for_cluster(_request(**options), submission_environment())), nl=False)
 
 
 @group.command()

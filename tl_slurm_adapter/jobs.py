@@ -24,7 +24,8 @@ _STATES = {
 }
 STATE_OF = {raw: state for state, names in _STATES.items() for raw in names.split()}
 FINISHED = ("succeeded", "failed", "cancelled")
-FIRST_POLL, LAST_POLL = 0.2, 5.0  # seconds; each wait is half as long again as the one before
+FIRST_POLL, LAST_POLL = 0.2, 5.0  # seconds between two questions to Slurm; each is half as long again as the last
+TICK = 0.2  # seconds between two looks at a log
 
 
 class JobError(RuntimeError):
@@ -108,10 +109,10 @@ class Job:
         """
         end = None if timeout is None else time.monotonic() + timeout
         for status in self._statuses(on_change):
-            if status.finished:
+            if status is not None and status.finished:
                 return status
             if end is not None and time.monotonic() >= end:
-                raise TimeoutError(f"{status} after {timeout:g} s")
+                raise TimeoutError(f"{self.status()} after {timeout:g} s")
         raise AssertionError
 
     def logs(self, follow: bool = False, on_change: Callable[[JobStatus], None] | None = None) -> Iterator[bytes]:
@@ -124,17 +125,16 @@ class Job:
         Raises:
             JobError: the file is not there (without `follow`), or the job writes to none.
         """
-        path, offset = "", 0
+        path, offset, finished = "", 0, False
         for status in self._statuses(on_change):
-            path = status.log or path
-            if path == "/dev/null":
-                raise JobError(f"job {self.job_id} writes its output to /dev/null")
-            if not path:
-                raise JobError(f"Slurm names no output file for job {self.job_id}: tl-slurm status {self.job_id}")
+            if status is not None:
+                path, finished = status.log or path, status.finished
+                if not path or path == "/dev/null":
+                    raise JobError(f"job {self.job_id} writes its output to {path or 'no file that Slurm names'}")
             for piece in _read_from(path, offset):
                 offset += len(piece)
                 yield piece
-            if status.finished or not follow:
+            if finished or not follow:
                 break
         if offset == 0 and not Path(path).exists():
             raise JobError(f"the log of job {self.job_id} is not there: {path} (is it on a disk of the node?)")
@@ -147,8 +147,8 @@ class Job:
         """
         self._slurm("scancel", self.job_id)
 
-    def _statuses(self, on_change: Callable[[JobStatus], None] | None) -> Iterator[JobStatus]:
-        """The status again and again, at growing intervals."""
+    def _statuses(self, on_change: Callable[[JobStatus], None] | None) -> Iterator[JobStatus | None]:
+        """The status at growing intervals, from the start again when it changes; None at each tick between them."""
         pause, seen = FIRST_POLL, None
         while True:
             status = self.status()
@@ -158,7 +158,10 @@ class Job:
             pause = FIRST_POLL if key != seen else min(pause * 1.5, LAST_POLL)
             seen = key
             yield status
-            time.sleep(pause)
+            end = time.monotonic() + pause
+            while (left := end - time.monotonic()) > 0:
+                time.sleep(min(TICK, left))
+                yield None
 
     def _slurm(self, *command: str) -> str:
         try:

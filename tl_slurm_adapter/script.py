@@ -29,7 +29,6 @@ from .resources import (
     cpu_option,
     gpu_option,
     memory_option,
-    parse_accelerators,
     time_option,
 )
 
@@ -169,18 +168,14 @@ class BatchRequest:
         values.update((name, value) for name, value in request.items() if value is not None)
         return cls(task.script, **values)
 
-    def for_cluster(self, environ: Mapping[str, str]) -> BatchRequest:
-        """The same request with the GPU types of the cluster looked up, where it asks for a type and Slurm answers."""
-        parsed = parse_accelerators(self.accelerators)
-        if not parsed or not parsed[0] or self.gpu_types is not None:
-            return self
-        from .cluster import gpu_types  # noqa: PLC0415
+    @property
+    def partition_asked(self) -> str | None:
+        """The partition that the options name."""
+        return next((option.value for option in self.options if option.name == "partition"), None)
 
-        partition = next((option.value for option in self.options if option.name == "partition"), None)
-        return self._replace(gpu_types=gpu_types(environ, partition))
-
-    def _replace(self, **changes: Any) -> BatchRequest:
-        return replace(self, **changes)
+    def with_gpu_types(self, gpu_types: Sequence[str] | None) -> BatchRequest:
+        """The same request for a cluster that has these GPU types."""
+        return self if gpu_types is None or not self.accelerators else replace(self, gpu_types=tuple(gpu_types))
 
     def __str__(self) -> str:
         """The batch script."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from shared_env.contract import NAMES
 
+from . import cluster
 from .jobs import Job, one_line
 from .script import BatchRequest, RequestError
 
@@ -81,7 +82,9 @@ def submit_request(request: BatchRequest, *, backend: str = "auto", inherit_envi
     if backend == "pyslurm":
         raise SubmitError("submitting through pyslurm is not available in this version: use backend sbatch")
     environ = submission_environment(inherit_environment)
-    done = _sbatch(str(request.for_cluster(environ)), environ)
+    request = for_cluster(request, environ)
+    _check_size(request, environ)
+    done = _sbatch(str(request), environ)
     job_id = parse_sbatch_output(done.stdout, done.stderr)
     return Job(job_id, backend="sbatch", environ=environ)
 
@@ -103,7 +106,7 @@ def test_request(request: BatchRequest, *, inherit_environment: bool = True) -> 
     """Ask about a request: see `test_only`."""
     environ = submission_environment(inherit_environment)
     try:
-        script = str(request.for_cluster(environ))
+        script = str(for_cluster(request, environ))
     except RequestError as error:
         return TestResult(False, str(error))
     done = _sbatch(script, environ, "--test-only")
@@ -117,6 +120,29 @@ def test_request(request: BatchRequest, *, inherit_environment: bool = True) -> 
 
 
 test_request.__test__ = False  # type: ignore[attr-defined]
+
+
+def for_cluster(request: BatchRequest, environ: Mapping[str, str]) -> BatchRequest:
+    """The request with the cluster's own spelling of its GPU type, where it asks for GPUs and Slurm answers.
+
+    Raises:
+        RequestError: the cluster has no such type; the message lists what it has.
+    """
+    if not request.accelerators:
+        return request
+    found = cluster.partition(environ, request.partition_asked)
+    return request.with_gpu_types(found.gpu_types if found else None)
+
+
+def _check_size(request: BatchRequest, environ: dict[str, str]) -> None:
+    """Refuse what can never start. Slurm queues it for ever unless EnforcePartLimits is set (slurm.conf(5))."""
+    if request.nodes == 1 or any(option.name == "clusters" for option in request.options):
+        return
+    found = cluster.partition(environ, request.partition_asked)
+    if found is None or request.nodes <= found.nodes:
+        return
+    words = one_line(_sbatch(str(request), environ, "--test-only").stderr)
+    raise SubmitError(f"num_nodes is {request.nodes}, but the partition has {found.nodes} nodes: {words}", words)
 
 
 def submission_environment(inherit: bool = True, environ: Mapping[str, str] | None = None) -> dict[str, str]:

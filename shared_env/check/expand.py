@@ -30,6 +30,7 @@ BREAK = "break"  # a piece that stands for the boundary between two words of an 
 KEEPS_VALUE = ("", ":-", "-", ":=", "=", ":?", "?")
 IN_DOUBLE_QUOTES = '$`"\\\n'
 MAX_DEPTH = 60
+MAX_PIECES, MAX_TEXT = 1000, 100_000
 
 
 class Expander:
@@ -216,9 +217,11 @@ def split(pieces: Sequence[Piece]) -> list[list[Piece]]:
 
 
 def value_of(words: Sequence[Word]) -> Value:
-    """The value of a variable made of ``words``."""
+    """The value of a variable made of ``words``; unknown when it is too large to follow (``A=$A$A``, many times)."""
     names = tuple(dict.fromkeys(name for word in words for piece in word.pieces for name in piece.names))
-    return Value(tuple(words), names)
+    pieces = [piece for word in words for piece in word.pieces]
+    small = len(pieces) <= MAX_PIECES and sum(len(piece.text) for piece in pieces) <= MAX_TEXT
+    return Value(tuple(words) if small else None, names)
 
 
 def joined(before: Value, after: Value) -> Value:

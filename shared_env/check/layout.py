@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .options import SLURM, SLURM_ALIASES, Option, number, option, read_options
+from .options import SLURM, Option, number, option, read_options
 from .shell_syntax import Piece, Shell, Word
 
 if TYPE_CHECKING:
@@ -142,9 +142,3 @@ def tasks_per_node(step: Layout, job: Layout, num_nodes: int) -> int | None:
         if any(layout.given(name) for name in ("ntasks_per_gpu", "ntasks_per_socket", "ntasks_per_core")):
             return None
     return 1
-
-
-def canonical(name: str) -> str:
-    """The name of an sbatch option as the tables have it."""
-    plain = name.replace("-", "_")
-    return SLURM_ALIASES.get(plain, plain)

@@ -107,10 +107,7 @@ def _ignored(subject: Subject, code: str, hit: Hit) -> bool:
         last += 1
     while first > 1 and (lines.line_text(first - 1).endswith("\\") or lines.line_text(first - 1).lstrip()[:1] == "#"):
         first -= 1
-    for number in range(first, last + 1):
-        if _silences(lines.line_text(number), code):
-            return True
-    return False
+    return any(_silences(lines.line_text(number), code) for number in range(first, last + 1))
 
 
 def _ignored_in_file(finding: Finding) -> bool:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .options import ACCELERATE, DEEPSPEED, TORCHRUN, Option, read_options
+from .options import ACCELERATE, DEEPSPEED, TORCHRUN, Option, option, read_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +45,17 @@ class Start:
     kind: str  # 'torchrun', 'accelerate', 'deepspeed'
     options: list[Option]
     rest: list[Word]
+
+    @property
+    def node_rank(self) -> Option | None:
+        """The option that says which node this is."""
+        return option(self.options, "machine_rank" if self.kind == "accelerate" else "node_rank")
+
+    @property
+    def is_dynamic(self) -> bool:
+        """The rendezvous gives out the ranks itself (c10d, etcd) and ignores the node rank."""
+        backend = option(self.options, "rdzv_backend")
+        return backend is not None and backend.value is not None and backend.value.literal != "static"
 
 
 def program_name(word: Word) -> str:

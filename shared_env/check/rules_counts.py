@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .finding import Hit, rule
-from .layout import Layout, canonical, srun_layout, tasks_per_node
-from .options import Option, number, option
+from .layout import Layout, srun_layout, tasks_per_node
+from .options import SLURM, Option, number, option
 from .torchrun_trap import written
 
 if TYPE_CHECKING:
@@ -25,6 +25,12 @@ RENAMED = {
 REMOVED = frozenset(
     {"jobid", "checkpoint", "checkpoint-dir", "restart-dir", "geometry", "conn-type", "rotate", "no-rotate"}
     | {"blrts-image", "cnload-image", "linux-image", "mloader-image", "ramdisk-image", "launcher-opts", "numa"}
+)
+# Written with an underscore sbatch knows none of them; other names may belong to a plugin of the site.
+UNDERSCORED = frozenset(
+    {name for name in (*SLURM.flags, *SLURM.short.values()) if "_" in name}
+    | {"ntasks_per_node", "gpus_per_node", "gpus_per_task", "cpus_per_gpu", "mem_per_cpu", "mem_per_gpu", "mail_type"}
+    | {"mail_user", "ntasks_per_gpu", "ntasks_per_core", "ntasks_per_socket", "gpu_bind", "time_min", "open_mode"}
 )
 OF_SRUN = frozenset(
     {"label", "exact", "overlap", "mpi", "cpu-bind", "cpu_bind", "kill-on-bad-exit", "unbuffered", "pty", "multi-prog"}
@@ -125,7 +131,7 @@ def unknown_option(subject: Subject) -> Iterator[Hit]:
             fault, fix = "was removed", "remove it"
         elif name in OF_SRUN:
             fault, fix = "is an option of srun, not of sbatch", f"move it to the srun line: srun --{name} ..."
-        elif "_" in name:
+        elif "_" in name and name in UNDERSCORED:
             fault, fix = "is spelt with dashes", f"write --{name.replace('_', '-')}"
         else:
             continue
@@ -139,7 +145,7 @@ def contradicting_layout(subject: Subject) -> Iterator[Hit]:
     if not (subject.multi and subject.slurm):
         return
     for directive in subject.directives:
-        if canonical(directive.name) in ("nodes", "N", "ntasks", "n"):
+        if directive.option.name in ("nodes", "ntasks"):
             fault = _job_fault(subject.job, subject.nodes, directive.option)
             if fault:
                 word = directive.option.word
@@ -162,7 +168,7 @@ def _job_fault(job: Layout, nodes: int, item: Option) -> str:
     if item.name == "ntasks" and item is job.given("ntasks"):
         tasks, each = job.number("ntasks"), job.number("ntasks_per_node")
         if tasks is not None and tasks < nodes:
-            return f"{tasks} tasks on {nodes} nodes leave nodes without a task"
+            return f"--ntasks={tasks} leaves some of the {nodes} nodes without a task"
         if tasks is not None and each is not None and tasks > nodes * each:
             return f"{tasks} tasks do not fit on {nodes} nodes with {each} each"
     return ""
@@ -173,7 +179,7 @@ def _step_fault(step: Layout, nodes: int) -> str:
     if wanted is not None and wanted[0] > nodes:
         return f"the step asks for {wanted[0]} nodes, the job has {nodes}: it never starts"
     if wanted is not None and tasks is not None and tasks < wanted[0]:
-        return f"{tasks} tasks cannot fill {wanted[0]} nodes: srun cuts the step down"
+        return f"--ntasks={tasks} cannot fill {wanted[0]} nodes: srun cuts the step down"
     if tasks is not None and each is not None and tasks > each * (wanted[1] if wanted else nodes):
         return f"{tasks} tasks do not fit on {wanted[1] if wanted else nodes} nodes with {each} each"
     return ""

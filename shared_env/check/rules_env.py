@@ -51,7 +51,7 @@ def unknown_variable(subject: Subject) -> Iterator[Hit]:
 def family_of(name: str) -> str:
     """'SLURM' or 'SKYPILOT' for a name that has, or nearly has, this prefix; else ''."""
     match = VARIABLE.match(name)
-    near = difflib.get_close_matches(match[1], list(FAMILIES), 1, 0.85) if match else []
+    near = difflib.get_close_matches(match[1], list(FAMILIES), 1, 0.8) if match else []
     return near[0] if near else ""
 
 

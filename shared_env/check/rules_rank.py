@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .commands import PER_TASK, RANKS
 from .finding import Hit, rule
-from .options import option
+from .programs import start_of
 from .torchrun_trap import frozen, trapped_node_rank, written
 
 if TYPE_CHECKING:
@@ -17,41 +18,56 @@ if TYPE_CHECKING:
     from .shell_syntax import Piece, Word
     from .subject import Subject
 
-NODE_RANK_OPTIONS = {"torchrun": "node_rank", "accelerate": "machine_rank", "deepspeed": "node_rank"}
-
 
 @rule("MN101", "error", "A per-task variable is expanded by the batch shell")
 def frozen_by_the_batch_shell(subject: Subject) -> Iterator[Hit]:
     """The batch shell is task 0 on node 0: what it expands in an srun line is 0 for every task."""
     if not (subject.multi and subject.batch):
         return
-    found: dict[int, tuple[Word, Piece, Option | None]] = {}  # the innermost command that holds the expansion
+    found: dict[int, tuple[Command, Word, Piece, Option | None]] = {}  # the innermost command that holds the expansion
     for command in subject.script.commands:
         srun = command.launcher
         if srun is None or srun.name != "srun" or srun.scope.launcher is not None or subject.is_sub_step(srun):
             continue
-        trap = trapped_node_rank(command)
+        trap, start = trapped_node_rank(command), start_of(command.words)
+        ignored = start.node_rank if start is not None and start.is_dynamic else None
         for word in command.words:
             piece = frozen(word)
-            if piece is not None and not _given(subject, piece):
+            if piece is not None and ignored is not None and word in (ignored.word, ignored.value):
+                found.pop(piece.offset, None)  # wrong, but harmless: MN108 speaks about it
+            elif piece is not None and not _given(subject, piece):
                 ours = trap if (trap is not None and trap.value is word) or (trap and trap.word is word) else None
-                found[piece.offset] = (word, piece, ours)
-    for word, piece, trap in found.values():
+                found[piece.offset] = (command, word, piece, ours)
+    for command, word, piece, trap in found.values():
         name = next(name for name in piece.names if name in PER_TASK)
         text = written(trap) if trap is not None else word.source
         message = f"the batch shell puts in its own {name}, so every task of the srun gets the same value (0)"
-        fix = f"let each task expand it: srun bash -c '... {_single_quoted(text)} ...' (single quotes, or \\${name})"
-        yield Hit(trap.word.offset if trap else word.offset, text, message, fix)
+        if trap is not None:
+            message += "; tl-slurm repairs this one by giving torchrun the dynamic rendezvous (PET_ variables)"
+        offset, severity = (trap.word.offset, "warning") if trap else (word.offset, "")
+        yield Hit(offset, text, message, _expanded_by_the_task(subject, command, name), severity=severity)
+
+
+def _expanded_by_the_task(subject: Subject, command: Command, name: str) -> str:
+    """What to type instead: the whole command in single quotes where that is certain to mean the same."""
+    if command.shell.launcher is not None:
+        return f"write \\${name} in the double quotes, or put the whole text in single quotes"
+    srun = command.launcher
+    written_here = srun is not None and all(word.offset >= srun.offset for word in (*srun.words, *command.words))
+    if srun is None or not written_here or srun.words[-1] is not command.words[-1]:
+        return f"let each task expand it: srun bash -c '... ${name} ...' (single quotes)"
+    options = [word.source for word in srun.words[: srun.words.index(command.words[0])]]
+    inner = " ".join(word.source for word in command.words)
+    names = re.findall(r"\$\{?(\w+)", inner)
+    set_here = any(subject.script.assigned(found) for found in names)  # perhaps not exported: unknown in the task
+    if set_here or "'" in inner or "\n" in inner or len(inner) > 400:
+        return f"let each task expand it: {' '.join(options)} bash -c '... ${name} ...' (single quotes)"
+    return f"{' '.join(options)} bash -c '{inner}'"
 
 
 def _given(subject: Subject, piece: Piece) -> bool:
     """RANK and the like from the task's env are plain data, the same everywhere; MN113 speaks about them."""
     return all(name in subject.env for name in piece.names if name in PER_TASK)
-
-
-def _single_quoted(text: str) -> str:
-    """The text for use inside single quotes, cut to the part that matters."""
-    return text if len(text) < 100 and "'" not in text and "\n" not in text else "..."
 
 
 @rule("MN102", "error", "The node rank is a fixed number")
@@ -77,11 +93,10 @@ def literal_node_rank(subject: Subject) -> Iterator[Hit]:
 
 
 def _literal_ranks(subject: Subject, command: Command, start: Start) -> list[Option]:
-    item = option(start.options, NODE_RANK_OPTIONS[start.kind])
+    item = start.node_rank
     launcher = command.launcher
     here = subject.everywhere(launcher) if launcher is None or launcher.name == "srun" else False
-    dynamic = any(other.name.startswith("rdzv_") for other in start.options)
-    if item is None or item.value is None or command.conditional or dynamic or not here:
+    if item is None or item.value is None or command.conditional or start.is_dynamic or not here:
         return []
     text = item.value.literal
     return [item] if text is not None and text.isascii() and text.isdigit() else []
@@ -96,7 +111,6 @@ def rank_in_env(subject: Subject) -> Iterator[Hit]:
         if name == "WORLD_SIZE":
             message = "the number of processes is fixed here and no longer follows num_nodes or the tasks of a step"
         else:
-            message = f"every process of every node gets the same {name}, so all of them claim to be process {name}"
             message = f"every process gets the same {name}, and a group with a duplicate rank never forms"
         severity = "warning" if name == "WORLD_SIZE" else ""
         fix = f"remove {name} from env; it is set for each process"

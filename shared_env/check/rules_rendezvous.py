@@ -25,6 +25,7 @@ DIFFERS = OWN_NAME | {
 }  # fmt: skip
 DIFFERS_PROGRAMS = OWN_NAME_PROGRAMS | {"shuf", "uuidgen", "mktemp", "ss", "netstat", "lsof"}
 FIRST_HOST = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+OWN_VARIABLE = {"address": "MASTER_ADDR", "port": "MASTER_PORT"}
 EPHEMERAL = range(32768, 61000)  # net.ipv4.ip_local_port_range of Linux
 
 
@@ -54,15 +55,14 @@ def settings(subject: Subject) -> Iterator[Setting]:
         names |= {"main_process_port": "port", "rdzv_id": "id", "rdzv_endpoint": "endpoint"}
         for name, what in names.items():
             item = option(start.options, name)
-            if item is None or item.value is None or "MASTER_" in item.value.source:
-                continue  # what MASTER_ADDR holds is judged where it is assigned
-            place = (item.word.offset, written(item), command.launcher)
-            if what == "endpoint":
-                host, port = split_endpoint(item.value)
-                yield Setting("address", host, *place)
-                yield Setting("port", port, *place)
-            else:
-                yield Setting(what, item.value, *place)
+            if item is None or item.value is None:
+                continue
+            host, port = split_endpoint(item.value)
+            parts = {"address": host, "port": port} if what == "endpoint" else {what: item.value}
+            for part, word in parts.items():
+                # What MASTER_ADDR holds is judged where it is assigned.
+                if OWN_VARIABLE.get(part, "\n") not in item.value.source:
+                    yield Setting(part, word, item.word.offset, written(item), command.launcher)
 
 
 def split_endpoint(word: Word) -> tuple[Word, Word]:
@@ -170,15 +170,13 @@ def _differs(piece: Piece, seeded: bool) -> bool:
 def mixed_rendezvous(subject: Subject) -> Iterator[Hit]:
     """c10d and etcd give out ranks themselves; node_rank and master_addr belong to the static way."""
     for _, start in subject.starts if subject.multi else ():
-        backend = option(start.options, "rdzv_backend")
-        text = backend.value.literal if backend is not None and backend.value is not None else None
         ignored = [item for item in start.options if item.name in ("node_rank", "master_addr")]
-        if start.kind == "torchrun" and text in ("c10d", "etcd", "etcd-v2") and ignored:
+        if start.kind == "torchrun" and start.is_dynamic and ignored:
             names = " and ".join(dict.fromkeys(item.word.text.split("=", 1)[0] for item in ignored))
             yield Hit(
                 ignored[0].word.offset,
                 written(ignored[0]),
-                f"the {text} rendezvous ignores {names}: rank 0 may be on any node",
+                f"the dynamic rendezvous ignores {names}: rank 0 may be on any node",
                 f"remove {names}, or remove the --rdzv options and keep the static way",
             )
 

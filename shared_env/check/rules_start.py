@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .finding import Hit, rule
 from .layout import srun_layout, tasks_per_node
 from .options import MPIRUN, option, read_options
-from .programs import MPI_STARTERS, PYTHON, REMOTE_SHELLS, STARTERS, python_target, start_of
+from .programs import PYTHON, REMOTE_SHELLS, STARTERS, python_target, start_of
 
 if TYPE_CHECKING:
     from .commands import Command
@@ -20,6 +20,8 @@ WORDS = sorted(STARTERS - {"parallel", "flux", "ray", "dask"})  # the rest are w
 MENTIONS = re.compile(r"\b(" + "|".join(map(re.escape, WORDS)) + r")\b")
 FORWARDS = frozenset({"x", "genv", "genvall", "genvlist", "env", "envall", "envlist", "export", "launcher_agent"})
 HYDRA = frozenset({"ppn", "perhost", "bootstrap", "hosts", "f", "rmk", "iface", "envnone", "genvnone"})
+# Frameworks in which one process drives all GPUs of its node, without WORLD_SIZE.
+ONE_PROCESS_A_NODE = re.compile(r"jax|xla|tensorflow|TF_CONFIG|keras|vllm|sglang", re.IGNORECASE)
 OTHER_MPI = re.compile(r"intel-?mpi|impi|mpich|mvapich|hydra|OMPI_MCA|oneapi|I_MPI_|PMIX_MCA|PRTE_MCA", re.IGNORECASE)
 
 
@@ -163,9 +165,14 @@ def plain_process_per_node(subject: Subject) -> Iterator[Hit]:
     script = subject.script
     if not (subject.multi and subject.sky) or gpus < 2 or script.has_errors or "WORLD_SIZE" in subject.env:
         return
-    others = STARTERS - REMOTE_SHELLS | MPI_STARTERS
-    if script.assigned("WORLD_SIZE") or any(
-        command.name in others or start_of(command.words) or _hides_something(command) for command in script.commands
+    others = STARTERS - REMOTE_SHELLS
+    if (
+        script.assigned("WORLD_SIZE")
+        or ONE_PROCESS_A_NODE.search(script.code_text())
+        or any(
+            command.name in others or start_of(command.words) or _hides_something(command)
+            for command in script.commands
+        )
     ):
         return
     programs = [command for command in subject.plain_python if not command.conditional]

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from .commands import RANKS, UNKNOWN, Assignment, Command, Comment, Reference, Scope, Script, Value, assigned_names
+from .commands import UNKNOWN, Command, Comment, Reference, Scope, Script, Value, assigned_names
 from .expand import MAX_DEPTH, Expander, joined, value_of
-from .options import MPIRUN, SLURM, read_options
-from .programs import (
-    MPI_STARTERS,
-    REMOTE_SHELLS,
-    SHELLS,
-    env_assignments,
-    inner_program,
-    program_name,
-    script_argument,
-    shell_body,
-)
+from .follow import Follower
+from .programs import SHELLS, script_argument, shell_body
 from .shell_syntax import Document, Piece, Shell, Word, source, text_piece
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tree_sitter import Node
 
 MAX_COMMANDS = 4000  # a script that calls functions in functions must not explode
@@ -43,14 +33,12 @@ def analyse(text: str) -> Script:
     return script
 
 
-class Walker:
+class Walker(Follower):
     """One walk over one script."""
 
     def __init__(self, script: Script) -> None:
-        self.script = script
+        super().__init__(script)
         self.expander = Expander(script, self.inside)
-        self.functions: dict[str, tuple[Node, Scope]] = {}
-        self.called: set[str] = set()
 
     def document(self, scope: Scope) -> None:
         """Walk a whole text, then the functions that nobody called."""
@@ -101,85 +89,24 @@ class Walker:
     def _command(self, node: Node, scope: Scope) -> Command | None:
         if node.has_error:
             return None
-        prefixes = [child for child in node.children if child.type == "variable_assignment"]
+        plain, prefixes, rest = _parts(node, scope.document.data)
+        for child in plain:
+            self._assign(child, scope)
         inner = scope.copy() if prefixes else scope
         for child in prefixes:
             self._assign(child, inner, prefix=True)
         words: list[Word] = []
-        for child in node.children:
+        for child in rest:
             if child.type in REDIRECTS:
                 self._redirect(child, scope, None)
-            elif child.type != "variable_assignment":
+            else:
                 words += self.expander.words(child, scope)
-        return self.run(words, inner, scope.document.place(node.start_byte)) if words else None
-
-    def run(self, words: list[Word], scope: Scope, offset: int) -> Command:
-        """Note a command and follow it to the program it starts in the end."""
-        name = program_name(words[0])
-        command = Command(words, name, scope.shell, scope.launcher, scope, offset)
-        self.script.commands.append(command)
-        deeper = scope.deeper()
-        if scope.depth > MAX_DEPTH:
-            return command
-        if name == "env":
-            for variable, word in env_assignments(words):
-                self._note(variable, word, word.offset, f"{variable}={word.text}", scope, prefix=True)
-        if name in self.functions:
-            self._call(name, words[1:], scope)
-        elif name == "srun" or name in MPI_STARTERS:
-            grammar = SLURM if name == "srun" else MPIRUN
-            self._start(read_options(words[1:], grammar)[1], scope.copy(launcher=command))
-        elif name == "tfl-remote-trap":
-            self._pieces(words[-1].pieces, deeper, scope.shell)
-        elif name == "eval":
-            self._pieces([piece for word in words[1:] for piece in (*word.pieces, _blank(word))], deeper, scope.shell)
-        elif name in SHELLS:
-            self._shell(words, scope)
-        elif name not in REMOTE_SHELLS:
-            self._other(words, deeper)
-        return command
-
-    def _other(self, words: list[Word], scope: Scope) -> None:
-        inner, path = inner_program(words), words[0].literal or ""
-        if inner:
-            self._start(inner, scope)
-        elif path in self.script.files:
-            self._pieces(self.script.files[path], scope.copy(arguments=tuple(words[1:])), None, here_doc=True)
-        else:
-            _forget(program_name(words[0]), words, scope)
-
-    def _start(self, words: list[Word], scope: Scope) -> None:
-        if words:
-            self.run(words, scope, words[0].offset)
-
-    def _shell(self, words: Sequence[Word], scope: Scope) -> None:
-        body, file = shell_body(words), script_argument(words)
-        if body is not None:
-            arguments = words[list(words).index(body) + 2 :]  # the word behind the text is $0
-            self._pieces(body.pieces, scope.copy(arguments=tuple(arguments)), None)
-        elif file is not None and file.literal in self.script.files:
-            self._pieces(self.script.files[file.literal or ""], scope.copy(arguments=()), None, here_doc=True)
-
-    def _pieces(self, pieces: Sequence[Piece], scope: Scope, shell: Shell | None, here_doc: bool = False) -> None:
-        """Walk text that another shell reads; a new shell if ``shell`` is None."""
-        if shell is None:
-            shell = Shell(scope.launcher, here_doc or scope.shell.here_doc)
-            if scope.launcher is not scope.shell.launcher:  # a task: the task prolog has set the ranks anew
-                for name in [name for name in RANKS if scope.variables.get(name, UNKNOWN).per_task]:
-                    del scope.variables[name]
-        self.document(scope.deeper(document=Document.from_pieces(pieces), shell=shell))
-
-    def _call(self, name: str, arguments: list[Word], scope: Scope) -> None:
-        self.called.add(name)
-        body, outer = self.functions[name]
-        known = None if "shift" in source(body) else tuple(arguments)
-        inner = replace(scope, document=outer.document, arguments=known, depth=scope.depth + MAX_DEPTH // 8)
-        self.walk(body, inner)
+        return self.run(words, inner, scope.document.place(rest[0].start_byte)) if words else None
 
     def _comment(self, node: Node, scope: Scope) -> None:
         if scope.shell.launcher is None:
             place = scope.document.place(node.start_byte)
-            seen = bool(self.script.commands or self.script.assignments)
+            seen = self.script.assignments or any(item.name != "tfl-remote-trap" for item in self.script.commands)
             self.script.comments.append(Comment(source(node), place, not seen))
 
     def _function_definition(self, node: Node, scope: Scope) -> None:
@@ -209,12 +136,10 @@ class Walker:
             word = self.expander.word(value, scope) if value is not None else Word((), place, "")
             new = value_of([word])
         if any(source(child) == "+=" for child in node.children):
-            new, word = _appended(scope.variables.get(name, UNKNOWN), new), None
+            array = value is not None and value.type == "array"
+            new, word = _appended(scope.variables.get(name, UNKNOWN), new, array), None
         scope.variables[name] = new
-        self._note(name, word, place, source(node), scope, prefix)
-
-    def _note(self, name: str, word: Word | None, offset: int, text: str, scope: Scope, prefix: bool = False) -> None:
-        self.script.assignments.append(Assignment(name, word, offset, text, scope.shell, scope, prefix))
+        self.note(name, word, place, source(node), scope, prefix)
 
     def _loop(self, node: Node, scope: Scope) -> None:
         for name in assigned_names(node):
@@ -311,7 +236,7 @@ class Walker:
             self.script.files[path] = self.script.files[f"./{path}"] = pieces
         innermost = self.script.commands[-1]
         if innermost.name in SHELLS and shell_body(innermost.words) is None and not script_argument(innermost.words):
-            self._pieces(pieces, innermost.scope.copy(arguments=()), None, here_doc=True)
+            self.read(pieces, innermost.scope.copy(arguments=()), None, here_doc=True)
 
     def _targets(self, node: Node, scope: Scope, command: Command) -> list[str]:
         """The files that ``cat > FILE <<EOF`` or ``tee FILE <<EOF`` writes."""
@@ -326,23 +251,30 @@ class Walker:
         return found
 
 
+def _parts(node: Node, data: bytes) -> tuple[list[Node], list[Node], list[Node]]:
+    """Assignments of their own, assignments for the command, the command's words.
+
+    tree-sitter-bash takes ``A=1 B=2`` and the command on the next line for one command.
+    """
+    children = list(node.children)
+    count = next((i for i, child in enumerate(children) if child.type != "variable_assignment"), len(children))
+    ends = 0
+    for index, (child, following) in enumerate(pairwise(children[: count + 1]), 1):
+        if b"\n" in data[child.end_byte : following.start_byte].replace(b"\\\n", b""):
+            ends = index
+    return children[:ends], children[ends:count], children[count:]
+
+
 def _is_test(node: Node) -> bool:
     tests = ("test_command", "compound_statement", "negated_command", "pipeline")
     return node.type in tests or source(node).startswith(("test ", "grep ")) or any(map(_is_test, node.named_children))
 
 
-def _blank(word: Word) -> Piece:
-    return Piece("text", " ", word.offset, Shell(), offsets=(word.offset,))
-
-
-def _appended(before: Value, added: Value) -> Value:
-    if before.words is None or added.words is None:
+def _appended(before: Value, added: Value, array: bool) -> Value:
+    """The value after ``A+=text`` or ``A+=(words)``."""
+    if before.words is None or added.words is None or (not array and len(before.words) != 1):
         return UNKNOWN
-    return value_of([*before.words, *added.words])
-
-
-def _forget(name: str, words: Sequence[Word], scope: Scope) -> None:
-    """``read``, ``mapfile`` and the like give variables values that are not in the script."""
-    if name in ("read", "mapfile", "readarray", "let", "printf", "getopts"):
-        for word in words[1:]:
-            scope.variables.update({word.text.split("=")[0]: UNKNOWN})
+    if array:
+        return value_of([*before.words, *added.words])
+    [first], [second] = before.words, added.words
+    return value_of([replace(first, pieces=first.pieces + second.pieces)])

@@ -230,14 +230,15 @@ C
   until_ok slurmdbd on "$CTL" sacctmgr -n show cluster
 }
 start_rest() {                     # http://${PFX}ctl:6820 with tokens; it refuses to run as root
-  local only=""
+  local nobody="setpriv --reuid=nobody --regid=nogroup --clear-groups -- env SLURM_JWT=daemon" only=""
   alive slurmrestd && return 0
-  # Releases with one plugin for each daemon end at once if the plugin of slurmdbd finds no accounting.
-  [ -n "$ACCT" ] || ! slurmrestd -s list 2>&1 | grep -q openapi/slurmctld || only="-s slurmctld"
-  # shellcheck disable=SC2016
-  daemon "$CTL" setpriv --reuid=nobody --regid=nogroup --clear-groups -- env SLURM_JWT=daemon \
-    setsid -f sh -c 'echo $$; exec slurmrestd $1 -a rest_auth/jwt "$0:6820" > /dev/null 2>&1' "$CTL" "$only" \
-    > "$BASE/slurmrestd.pid" 2> /dev/null
+  # Without accounting it ends at once unless the plugins of slurmdbd are left out.
+  # shellcheck disable=SC2086
+  [ -n "$ACCT" ] || only="-s $(daemon "$CTL" $nobody slurmrestd -s list 2>&1 |
+    grep -o 'openapi/[a-z0-9.]*' | grep -vE '/(db|slurmdbd)' | paste -sd,)"
+  # shellcheck disable=SC2016,SC2086
+  daemon "$CTL" $nobody setsid -f sh -c 'echo $$; exec slurmrestd $1 -a rest_auth/jwt "$0:6820" > /dev/null 2>&1' \
+    "$CTL" "$only" > "$BASE/slurmrestd.pid" 2> /dev/null
   until_ok slurmrestd on "$CTL" bash -c "exec 3<> /dev/tcp/$CTL/6820"
 }
 
@@ -263,9 +264,15 @@ all_idle() { [ "$(on "$CTL" sinfo -h -N -p debug -t idle,alloc,mix -o %N 2> /dev
 
 # --- start and stop ---------------------------------------------------------------
 # What distinguishes one cluster from another; a start with other settings must not touch a running one.
-settings() { printf '%s\n' "$NODES" "$CPUS" "$MEM" "$GRES" "$PFX" "$NET" "$NET_IB" "$KEEP" "$EXTRA_CONF" "$CGROUP_CONF" "$ACCT" "$REST"; }
-
-hosts_up() { local h; [ -e "$BASE/settings" ] || return 1; for h in "$CTL" $(nodes); do alive "host.$h" || return 1; done; }
+settings() {
+  printf '%s\n' "$NODES" "$CPUS" "$MEM" "$GRES" "$PFX" "$NET" "$NET_IB" "$KEEP" "$EXTRA_CONF" "$CGROUP_CONF" \
+    "$ACCT" "$REST"
+}
+hosts_up() {
+  local h
+  [ -e "$BASE/settings" ] || return 1
+  for h in "$CTL" $(nodes); do alive "host.$h" || return 1; done
+}
 
 create() {                         # everything that is made once; a failure or a signal undoes it all
   [ ! -e "$BASE" ] || [ -e "$BASE/.mncluster" ] || [ -z "$(ls -A "$BASE")" ] ||

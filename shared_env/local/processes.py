@@ -1,0 +1,247 @@
+"""The processes of the nodes: start them, pass on their output, and leave none behind, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from .output import Output
+
+GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+TIMED_OUT = 124  # as timeout(1) has it
+_TICK = 0.05
+_ALL = 1 << 20  # more than a pipe holds: one read takes all that was written before it
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+
+
+class Process:
+    """One started program. `exit_status` is None while it runs; 128 + N after signal N, as a shell counts."""
+
+    def __init__(self, name: str, popen: subprocess.Popen[bytes], is_setup: bool) -> None:
+        self.name = name
+        self.popen = popen
+        self.is_setup = is_setup
+        self.started = time.monotonic()
+        self.seconds = 0.0
+        self.exit_status: int | None = None
+        self.was_ended = False  # by us
+        self.read: Callable[[], None] = lambda: None
+
+    def ended(self, status: int) -> None:
+        """Note the end."""
+        self.exit_status = status if status >= 0 else 128 - status
+        self.seconds = time.monotonic() - self.started
+
+
+class Channel:
+    """What is read from a file descriptor until its end."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.closed = False
+
+
+class Processes:
+    """Runs programs side by side. A context manager: nothing that was started outlives it.
+
+    The first program that fails, a signal to this process (SIGINT, SIGTERM, SIGHUP) and the end of the time each
+    set `ended_by` and `exit_status`; `wait` then returns. To be used in the main thread of a program.
+
+    Args:
+        fd: where the output goes.
+        colour: coloured prefixes.
+        timeout: seconds that all of it may take; None for no limit.
+    """
+
+    def __init__(self, fd: int, *, colour: bool = False, timeout: float | None = None) -> None:
+        self.ended_by = ""  # "failure", "timeout" or "signal"
+        self.exit_status = 0
+        self._signals: list[int] = []
+        self._output = Output(fd, colour=colour, given_up=lambda: bool(self._signals))
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._selector = selectors.DefaultSelector()
+        self._running: list[Process] = []
+        self._others: set[int] = set()
+        self._handlers: dict[int, object] = {}
+
+    def __enter__(self) -> Processes:
+        _adopt_orphans(True)
+        self._others = set(_descendants(set()))
+        for number in _SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                self._handlers[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.stop()
+        finally:
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)  # type: ignore[arg-type]
+            _adopt_orphans(False)
+            for key in list(self._selector.get_map().values()):
+                os.close(key.fd)
+            self._selector.close()
+
+    def start(
+        self, name: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, *, umask: int = -1,
+        pass_fds: Sequence[int] = (), is_setup: bool = False,
+    ) -> Process:  # fmt: skip
+        """Start a program in a session of its own; its output gets the prefix `[name]`.
+
+        What a program leaves in the background ends with it, as on a node; what a setup leaves there stays to the end.
+        """
+        reader, writer = os.pipe()
+        try:
+            popen = subprocess.Popen(
+                argv, env=env, cwd=cwd, umask=umask, pass_fds=pass_fds, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=writer, stderr=writer,
+            )  # fmt: skip
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+        process = Process(name, popen, is_setup)
+        process.read = self._read(reader, lambda data: self._output.feed(name, data), lambda: self._output.end(name))
+        self._running.append(process)
+        return process
+
+    def listen(self, fd: int) -> Channel:
+        """Collect what comes from `fd`, which is closed at its end."""
+        channel = Channel()
+        self._read(fd, channel.data.extend, lambda: setattr(channel, "closed", True))
+        return channel
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Wait until `until()` or until `ended_by` is set."""
+        while not (self.ended_by or until()):
+            self._tick()
+            if self._signals:
+                self._end("signal", 128 + self._signals[0])
+            elif self._deadline is not None and time.monotonic() > self._deadline:
+                self._end("timeout", TIMED_OUT)
+
+    def stop(self) -> None:
+        """End all that runs: SIGTERM, and SIGKILL after GRACE seconds or a second signal; the output is passed on."""
+        for process in self._running:
+            process.was_ended = True
+        asked = len(self._signals)
+        end = time.monotonic() + GRACE
+        self._kill(signal.SIGTERM)
+        while self._alive() and time.monotonic() < end and len(self._signals) == asked:
+            self._tick()
+        end = time.monotonic() + GRACE
+        while self._alive() and time.monotonic() < end:
+            self._kill(signal.SIGKILL)
+            self._tick()
+        while self._selector.get_map() and time.monotonic() < end:
+            self._tick()
+
+    def _end(self, reason: str, exit_status: int) -> None:
+        if not self.ended_by:
+            self.ended_by, self.exit_status = reason, exit_status
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _read(self, fd: int, feed: Callable[[bytes], object], end: Callable[[], object]) -> Callable[[], None]:
+        os.set_blocking(fd, False)
+        is_open = True
+
+        def read() -> None:
+            nonlocal is_open
+            try:
+                data = os.read(fd, _ALL) if is_open else None
+            except BlockingIOError:
+                return
+            if data:
+                feed(data)
+            elif is_open:
+                is_open = False
+                self._selector.unregister(fd)
+                os.close(fd)
+                end()
+
+        self._selector.register(fd, selectors.EVENT_READ, read)
+        return read
+
+    def _tick(self) -> None:
+        if self._selector.get_map():
+            for key, _ in self._selector.select(_TICK):
+                key.data()
+        else:
+            time.sleep(_TICK)
+        for process in list(self._running):
+            status = process.popen.poll()
+            if status is not None:
+                self._finish(process, status)
+
+    def _finish(self, process: Process, status: int) -> None:
+        self._running.remove(process)
+        process.ended(status)
+        if not process.is_setup:
+            below = _descendants(self._others)
+            _signal_all([pid for pid, entry in below.items() if entry.session == process.popen.pid], signal.SIGKILL)
+        # Its last words, and then the end of the last line, though a background process may hold the pipe open.
+        process.read()
+        self._output.end(process.name)
+        if process.exit_status:
+            self._end("failure", process.exit_status)
+
+    def _alive(self) -> bool:
+        return bool(self._running or _descendants(self._others))
+
+    def _kill(self, number: signal.Signals) -> None:
+        if pids := list(_descendants(self._others)):
+            _signal_all(pids, number)
+        for process in self._running:  # where there is no /proc
+            with contextlib.suppress(OSError):
+                os.killpg(process.popen.pid, number)
+
+
+class _Entry(NamedTuple):
+    parent: int
+    session: int
+
+
+def _adopt_orphans(on: bool) -> None:
+    """Become the parent of the orphans among our descendants, so that they can be found (Linux)."""
+    import ctypes  # noqa: PLC0415
+
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
+
+
+def _descendants(without: set[int]) -> dict[int, _Entry]:
+    """The live processes below this one (proc(5), /proc/PID/stat), but not those below `without`.
+
+    Empty where there is no /proc.
+    """
+    entries: dict[int, _Entry] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent, _, session = path.read_text(errors="replace").rpartition(")")[2].split()[:4]
+            if state not in "ZX":
+                entries[int(path.parent.name)] = _Entry(int(parent), int(session))
+    found: dict[int, _Entry] = {}
+    new = {os.getpid()}
+    while new:
+        new = {pid for pid, entry in entries.items() if entry.parent in new and pid not in without}
+        found.update((pid, entries[pid]) for pid in new)
+    return found
+
+
+def _signal_all(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
