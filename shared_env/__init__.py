@@ -30,11 +30,11 @@ def __getattr__(name: str) -> object:
     """Load what needs third-party packages (task.yaml, the linter) when it is first asked for."""
     # `from . import check` would ask this function again; the subpackage is asked for its names instead.
     if name in ("Task", "TaskError", "load_task"):
-        from .task import Task, TaskError, load_task  # noqa: PLC0415
+        from .task import Task, TaskError, load_task
 
         globals().update(Task=Task, TaskError=TaskError, load_task=load_task)
     elif name in ("Finding", "check"):
-        from .check import Finding, check  # noqa: PLC0415
+        from .check import Finding, check
 
         globals().update(Finding=Finding, check=check)
     else:

@@ -16,16 +16,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["exec"] and arguments[1:2] not in ([], ["--help"], ["-h"]):
         return _exec(arguments[1:])
-    from .commands import run  # noqa: PLC0415
+    from .commands import run
 
     return run(arguments)
 
 
 def _exec(command: list[str]) -> int:
     """Put the six variables into the environment and become the command."""
-    import os  # noqa: PLC0415
+    import os
 
-    from .contract import EnvError, Rendezvous  # noqa: PLC0415
+    from .contract import EnvError, Rendezvous
 
     if command[0] == "--":
         command = command[1:]

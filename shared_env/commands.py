@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -24,7 +26,7 @@ _MEANING = {
 @click.version_option(__version__, prog_name="shared-env")
 @debug_option
 def group() -> None:
-    """The six rendezvous variables of a multi-node task: MASTER_ADDR, MASTER_PORT, NODE_RANK, RANK, LOCAL_RANK, WORLD_SIZE.
+    """The six variables of a multi-node task: MASTER_ADDR, MASTER_PORT, NODE_RANK, RANK, LOCAL_RANK, WORLD_SIZE.
 
     \b
     Examples:
@@ -61,6 +63,53 @@ def exec_(command: tuple[str, ...]) -> None:
       mpirun -np 8 shared-env exec -- python train.py
     """
     raise AssertionError("cli.main runs exec")
+
+
+@group.command()
+@click.option("--timeout", type=click.FloatRange(min=1), default=20.0, show_default=True, metavar="SECONDS",
+              help="How long the processes wait for each other.")  # fmt: skip
+@click.option("--export-hints", is_flag=True, help="Print the variables to set when an interface is to blame.")
+@click.option("--json", "as_json", is_flag=True, help="Rank 0 prints one JSON object.")
+def preflight(timeout: float, export_hints: bool, as_json: bool) -> int:
+    """Test whether the processes of this job find each other. Run it as every process.
+
+    Rank 0 prints a table and the faults by name; a process that cannot reach it says why. Exits with 1 on a fault.
+
+    \b
+    Examples:
+      srun shared-env preflight
+      srun shared-env preflight --timeout 60 --json
+    """
+    from . import preflight as test
+
+    given = {name: value for name, value in os.environ.items() if value}
+    values = {} if set(NAMES) <= set(given) else Rendezvous.from_environ().as_env()
+    return test.run({**values, **given}, timeout, as_json, export_hints)
+
+
+@group.command(name="try")
+@click.argument("task", type=click.Path(), metavar="TASK.yaml")
+@click.option("--nodes", "num_nodes", type=click.IntRange(1, 1000), help="Number of nodes instead of the task's.")
+@click.option("--gpus-per-node", type=click.IntRange(0, 1024), help="GPUs of a node instead of the task's.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End it after so long.")
+@click.option("--provider", type=click.Choice(["slurm", "skypilot"]), help="Run it as on this system.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE",
+              help="Change the task: resources.cpus=4, name=x; another KEY sets an env variable. Repeatable.")  # fmt: skip
+@click.option("--json", is_flag=True, help="Print one JSON object at the end; the output goes to stderr.")
+def try_(task: str, **options: Any) -> int:
+    """Run a task as several nodes on this machine; no cluster is needed.
+
+    Each node gets a loopback address, the variables of its system, and the text that the cluster would get. The first
+    failure ends all nodes. The exit status is the task's; 2: it cannot be run here; 124: --timeout; 130: interrupted.
+
+    \b
+    Examples:
+      shared-env try examples/hello-multinode.yaml
+      shared-env try task.yaml --nodes 3 --gpus-per-node 2 --provider slurm
+    """
+    from .local.command import run_try
+
+    return run_try(task, **options)
 
 
 def run(argv: Sequence[str]) -> int:

@@ -14,8 +14,8 @@ FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 
 def say(text: str, style: str = "dim") -> None:
     """A message for a person, on stderr; coloured only on a terminal (and not with NO_COLOR)."""
-    from rich.console import Console  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich.console import Console
+    from rich.text import Text
 
     Console(stderr=True, highlight=False, soft_wrap=True).print(Text(text, style=style))
 
@@ -25,7 +25,9 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
 
 
-def run_command(command: click.Command, expected: tuple[type[Exception], ...], argv: Sequence[str] | None = None) -> int:
+def run_command(
+    command: click.Command, expected: tuple[type[Exception], ...], argv: Sequence[str] | None = None
+) -> int:
     """Run a click command and turn its end into an exit status.
 
     0: done. 1: an error in `expected`, printed as one text without a traceback. 2: wrong usage. 130: interrupted.
@@ -49,7 +51,7 @@ def run_command(command: click.Command, expected: tuple[type[Exception], ...], a
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone (| head): no error, and nothing more to flush at the end.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return FAILED
     except expected as error:
         if debug:

@@ -123,13 +123,13 @@ class Rendezvous:
         8
         """
         if environ is None:
-            import os  # noqa: PLC0415
+            import os
 
             environ = os.environ
-        from . import launchers, skypilot, slurm  # noqa: PLC0415
+        from . import launchers, skypilot, slurm
 
         for reader in (launchers, skypilot, slurm):
-            values = reader.read(environ)
+            values: Rendezvous | None = reader.read(environ)
             if values is not None:
                 return values
         raise EnvError(

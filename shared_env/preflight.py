@@ -52,6 +52,7 @@ TITLES = {
     "no-answer": "no answer, firewall?",
     "unreachable": "unreachable",
     "lost": "connection lost",
+    "stuck": "does not get on",
     "missing": "missing",
     "duplicate-rank": "duplicate rank",
     "world-size": "world size and processes disagree",
@@ -62,7 +63,7 @@ TITLES = {
 }
 
 
-class Unusable(Exception):
+class EnvironmentUnusableError(Exception):
     """The environment of this process does not say which rank it is."""
 
 
@@ -73,22 +74,23 @@ def identity(environ: "Mapping[str, str]") -> "Record":
     """The six values and what the launcher says, from the environment alone.
 
     Raises:
-        Unusable: a variable is missing, or is no number.
+        EnvironmentUnusableError: a variable is missing, or is no number.
     """
     numbers = {}
     for name in NAMES:
         value = environ.get(name, "")
         if not value:
-            raise Unusable(
+            raise EnvironmentUnusableError(
                 name + " is not set in this process: run `tl-slurm preflight`, `tl-sky preflight`, or "
                 "`srun shared-env preflight`"
             )
         if name != "MASTER_ADDR":
             if not value.isdigit():
-                raise Unusable("{}={!r} is not a number".format(name, value))
+                raise EnvironmentUnusableError(f"{name}={value!r} is not a number")
             numbers[name.lower()] = int(value)
     if not 1 <= numbers["master_port"] <= 65535:
-        raise Unusable("MASTER_PORT={} is not a port: give a number from 1024 to 65535".format(environ["MASTER_PORT"]))
+        port = environ["MASTER_PORT"]
+        raise EnvironmentUnusableError(f"MASTER_PORT={port} is not a port: give a number from 1024 to 65535")
     ips = environ.get("SKYPILOT_NODE_IPS", "").split()
     host = socket.gethostname()
     node = environ.get("SLURMD_NODENAME") or host
@@ -101,7 +103,15 @@ def identity(environ: "Mapping[str, str]") -> "Record":
         # There WORLD_SIZE counts GPUs, while one process a node is started; the nodes are what is tested.
         numbers["world_size"] = started
     return dict(
-        numbers, master_addr=environ["MASTER_ADDR"], host=host, node=node, pid=os.getpid(), job=job, started=started
+        numbers,
+        master_addr=environ["MASTER_ADDR"],
+        host=host,
+        node=node,
+        pid=os.getpid(),
+        job=job,
+        started=started,
+        code="stuck",  # until it is known how it ended
+        detail="starting",
     )
 
 
@@ -130,17 +140,18 @@ def facts(record: "Record", environ: "Mapping[str, str]") -> None:
     record["ifname"] = unknown_interface(environ, [name for _, name in socket.if_nameindex()])
     while len(json.dumps(record)) > LONGEST_LINE - 350:
         nets.pop(max(nets))  # containers may have hundreds of interfaces; eth0 and ib0 come early
-    own = (addresses(record["host"], 0) or [""])[0]
-    record["own"] = own
+    record["detail"] = "looking for its GPUs"
+    record["gpus"] = gpu_count(environ)
+    record["detail"] = "asking the name service for its own name"
+    own = record["own"] = (addresses(record["host"]) or [""])[0]
     # gloo announces the address that the own name has here, and falls back to the loopback if that is not usable.
     record["gloo"] = bool(environ.get("GLOO_SOCKET_IFNAME")) or (is_local(own) and not is_loopback(own))
-    record["gpus"] = gpu_count(environ)
 
 
 def torch_version() -> str:
     """The version of torch, without importing it; empty if there is none."""
     try:
-        from importlib.metadata import version  # noqa: PLC0415
+        from importlib.metadata import version
 
         return version("torch")
     except Exception:  # not installed, damaged, or Python < 3.8
@@ -161,7 +172,7 @@ def gpu_count(environ: "Mapping[str, str]") -> int:
 
 def interfaces() -> "dict[str, str]":
     """Interfaces that are up, with their IPv4 address and prefix length; the loopback is left out. (Linux)"""
-    import fcntl  # noqa: PLC0415
+    import fcntl
 
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -191,19 +202,22 @@ def unknown_interface(environ: "Mapping[str, str]", names: "Sequence[str]") -> s
     return "GLOO_SOCKET_IFNAME=" + gloo if gloo and not set(gloo.split(",")) <= set(names) else ""
 
 
-def addresses(host: str, port: int) -> "list[str]":
+def addresses(host: str) -> "list[str]":
     """The addresses of a name on this machine; none if it has none."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return _distinct(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
     except (OSError, UnicodeError):
         return []
+
+
+def _distinct(found: "Iterable[Any]") -> "list[str]":
     return list(dict.fromkeys(str(where[0]) for *_, where in found))
 
 
 def is_loopback(address: str) -> bool:
     """Whether an address (no name) leads nowhere but to this machine."""
     try:
-        return ipaddress.ip_address(address.split("%")[0]).is_loopback
+        return ipaddress.ip_address(address.split("%", maxsplit=1)[0]).is_loopback
     except ValueError:
         return False
 
@@ -265,12 +279,11 @@ class Server(threading.Thread):
         records = list(self.reports)
         if not any(process_key(each) == process_key(self.own) for each in records):
             records.append(dict(self.own))
-        verdict = judge(records, nodes)
-        text = _line({"ok": verdict["ok"], "codes": sorted({each["code"] for each in verdict["faults"]})})
+        self.verdict = judge(records, nodes)
+        text = _line({"ok": self.verdict["ok"]})
         for connection in self._buffers:
             with contextlib.suppress(OSError):
                 connection.send(text)
-        self.verdict = verdict
         # The other side closes first, so that no connection lingers here in TIME_WAIT on the port of the job.
         end = time.monotonic() + GRACE
         while self._buffers and time.monotonic() < end:
@@ -283,7 +296,8 @@ class Server(threading.Thread):
             connection.setblocking(False)
             self._buffers[connection] = b""
             self._selector.register(connection, selectors.EVENT_READ)
-            connection.send(_line({"hello": GREETING, "job": self.own["job"]}))
+            seen, via = _plain(connection.getpeername()[0]), _plain(connection.getsockname()[0])
+            connection.send(_line({"hello": GREETING, "job": self.own["job"], "seen": seen, "via": via}))
 
     def _read(self, connection: socket.socket) -> None:
         try:
@@ -302,8 +316,6 @@ class Server(threading.Thread):
             if not isinstance(record.get("rank"), int):
                 self._drop(connection)
                 return
-            record["seen"] = _plain(connection.getpeername()[0])
-            record["via"] = _plain(connection.getsockname()[0])
             self.reports.append(record)
             # Its patience counts too: it started earlier than this process.
             self.deadline = min(self.deadline, time.monotonic() + record.get("left", 0))
@@ -337,7 +349,7 @@ def listen(port: int) -> socket.socket:
 def raise_file_limit() -> None:
     """Every rank is one open connection; the usual soft limit is 1024 files."""
     with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource  # noqa: PLC0415
+        import resource
 
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -358,14 +370,14 @@ def meet(record: "Record", deadline: float) -> "Record":
 
 
 def _attempt(record: "Record", deadline: float) -> "Record":
-    record.setdefault("code", "resolve")  # stands until there is an answer, which may take longer than the time
-    record["detail"] = record.get("detail") or "the name service does not answer"
+    if record["code"] == "stuck":
+        record["detail"] = "asking the name service for MASTER_ADDR"
     try:
         found = socket.getaddrinfo(record["master_addr"], record["master_port"], type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         record.update(code="resolve", detail=str(getattr(error, "strerror", None) or error))
         return {}
-    record["resolved"] = list(dict.fromkeys(str(where[0]) for *_, where in found))[:4]
+    record["resolved"] = _distinct(found)[:4]
     record["local"] = any(is_local(each) for each in record["resolved"])
     failures = []
     for family, kind, proto, _, where in found:
@@ -377,7 +389,7 @@ def _attempt(record: "Record", deadline: float) -> "Record":
                     raise ConnectionRefusedError  # TCP met itself: nobody listens
             except ConnectionRefusedError:
                 failures.append(("refused", ""))
-            except socket.timeout:
+            except socket.timeout:  # noqa: UP041 (an alias since Python 3.10 only)
                 failures.append(("no-answer", ""))
             except OSError as error:
                 timed_out = error.errno == 110
@@ -405,7 +417,7 @@ def _talk(connection: socket.socket, record: "Record", deadline: float) -> "tupl
                 return {}, ("stranger", "another program")
             if hello.get("job") != record["job"]:
                 return {}, ("stranger", "the preflight of job {}".format(hello.get("job")))
-            record["addr"] = _plain(connection.getsockname()[0])
+            record.update(addr=_plain(connection.getsockname()[0]), seen=hello.get("seen"), via=hello.get("via"))
             left = deadline - time.monotonic()
             connection.sendall(_line(dict(record, code="", detail="", left=left)))
             connection.settimeout(max(0, left) + GRACE)
@@ -447,8 +459,9 @@ def judge(records: "Iterable[Record]", nodes: "Sequence[str]" = ()) -> "Record":
         records: one for each process that is known of, whether it met rank 0 (then without `code`) or not.
         nodes: the names of the nodes of the job, to name one that is silent.
     """
-    ranks = sorted({process_key(each): each for each in records}.values(), key=lambda each: (each["rank"], each["node"]))
-    zero = next((each for each in ranks if each["rank"] == 0 and "taken" not in each), None)
+    ranks = [dict(each) for each in {process_key(each): each for each in records}.values()]
+    ranks.sort(key=lambda each: (each["rank"], each["node"]))
+    zero = next((each for each in ranks if each["rank"] == 0 and not each.get("taken")), None)
     zero = zero or next((each for each in ranks if each["rank"] == 0), None)
     faults = (
         _unreached(ranks, zero)
@@ -456,7 +469,7 @@ def judge(records: "Iterable[Record]", nodes: "Sequence[str]" = ()) -> "Record":
         + _counts(ranks, zero, nodes)
         + _differences(ranks)
         + [
-            _finding("wrong-interface", [each], "{} names no interface here".format(each["ifname"]), _set_ifname(each))
+            _finding("wrong-interface", [each], each["ifname"] + " names no interface here", _set_ifname(each))
             for each in ranks
             if each.get("ifname")
         ]
@@ -475,21 +488,21 @@ def _finding(code: str, ranks: "Iterable[Record]", text: str, fix: str) -> "Find
 
 def _unreached(ranks: "list[Record]", zero: "Record | None") -> "list[Finding]":
     """Findings of the ranks that did not meet rank 0, one for each cause."""
-    if zero and "taken" in zero and zero.get("code"):
-        where = "port {} of {}".format(zero["master_port"], zero["host"])
-        busy = "in use" in zero["taken"]
-        text = "another program has " + where if busy else "{} cannot be opened: {}".format(where, zero["taken"])
-        who = "ss -ltnp 'sport = :{}' shows which; ".format(zero["master_port"]) if busy else ""
-        return [_finding("port-taken", [zero], text, who + "set another MASTER_PORT in env")]
+    if zero and zero.get("taken") and zero.get("code"):
+        port, host = zero["master_port"], zero["host"]
+        text, fix = f"port {port} of {host} cannot be opened: {zero['taken']}", "set another MASTER_PORT in env"
+        if "in use" in zero["taken"]:
+            text, fix = f"another program has port {port} of {host}", f"ss -ltnp 'sport = :{port}' shows which; {fix}"
+        return [_finding("port-taken", [zero], text, fix)]
     causes: "dict[tuple[str, str, str], list[Record]]" = {}  # noqa: UP037
     for each in ranks:
         if each.get("code"):
             causes.setdefault(_cause(each, zero), []).append(each)
     out = []
-    for (code, text, fix), who in causes.items():
-        out.append(_finding(code, who, text, fix))
+    for (cause, text, fix), who in causes.items():
+        out.append(_finding(cause, who, text, fix))
         for each in who:
-            each["state"] = TITLES[code]
+            each["state"] = TITLES[cause]
         if fix.startswith("set MASTER_ADDR="):
             out[-1]["shared"] = True
     return out
@@ -499,7 +512,7 @@ def _cause(record: "Record", zero: "Record | None") -> "tuple[str, str, str]":
     """Code, sentence and remedy for a rank that did not meet rank 0."""
     addr, port, code = record["master_addr"], record["master_port"], record["code"]
     found = record.get("resolved", [])
-    there = "{}:{}".format(addr, port) + (" ({})".format(", ".join(found)) if found not in ([], [addr]) else "")
+    there = f"{addr}:{port}" + (" ({})".format(", ".join(found)) if found not in ([], [addr]) else "")
     if code == "resolve":
         return (
             code,
@@ -507,7 +520,7 @@ def _cause(record: "Record", zero: "Record | None") -> "tuple[str, str, str]":
             "add the name to DNS or /etc/hosts of that host, or use addresses: --master-addr=ip",
         )
     if found and all(is_loopback(each) for each in found) and not (zero and zero["host"] == record["host"]):
-        return "loopback", *_loopback(addr)
+        return ("loopback", *_loopback(addr))
     if zero:
         has = {address.split("/")[0]: name for name, address in zero.get("nets", {}).items()}
         same = found == zero.get("resolved")
@@ -523,23 +536,23 @@ def _cause(record: "Record", zero: "Record | None") -> "tuple[str, str, str]":
             return (
                 "wrong-interface",
                 "{} is {} of {}; this host has no way there ({})".format(there, used, zero["host"], _nets(record)),
-                "set MASTER_ADDR={}, the network that both have".format(_address_in(zero, network)),
+                f"set MASTER_ADDR={_address_in(zero, network)}, the network that both have",
             )
-    return code, *{
+    text, fix = {
         "refused": (
-            "{} refuses: nobody listens there".format(there),
+            f"{there} refuses: nobody listens there",
             "see whether rank 0 runs on that host; an explicit MASTER_ADDR or RANK in env may be wrong, or a firewall "
             "rejects the port",
         ),
         "no-answer": (
-            "{} does not answer: packets are dropped on the way".format(there),
+            f"{there} does not answer: packets are dropped on the way",
             "allow TCP between the nodes in the firewall of this host and of rank 0's (or security group), "
             "or use another network for MASTER_ADDR",
         ),
         "unreachable": (
             "{} cannot be reached: {}".format(there, record["detail"]),
             "a firewall rejects, or there is no route: use an address of a network that all nodes have "
-            "(this host: {})".format(_nets(record)),
+            f"(this host: {_nets(record)})",
         ),
         "stranger": (
             "{} is answered, but not by rank 0 of this job: {}".format(there, record["detail"]),
@@ -549,12 +562,17 @@ def _cause(record: "Record", zero: "Record | None") -> "tuple[str, str, str]":
             "the connection to {} ended: {}".format(there, record["detail"]),
             "see why rank 0 ended in its output",
         ),
+        "stuck": (
+            "this process is still " + record["detail"],
+            f"see whether `getent hosts {addr}` and nvidia-smi answer on that host",
+        ),
     }[code]
+    return code, text, fix
 
 
 def _loopback(addr: str) -> "tuple[str, str]":
     return (
-        "MASTER_ADDR={!r} is a loopback address: on every host it is that host itself".format(addr),
+        f"MASTER_ADDR={addr!r} is a loopback address: on every host it is that host itself",
         "remove MASTER_ADDR from env, or give the name or address of rank 0's host as others see it",
     )
 
@@ -576,15 +594,15 @@ def _duplicates(ranks: "list[Record]") -> "list[Finding]":
             out.append(_finding("duplicate-rank", who, text, _per_process("NODE_RANK")))
     for (node, _, number), who in _groups(ranks, lambda each: (each["node"], each["host"], each["local_rank"])).items():
         if len(who) > 1 and len({each["node_rank"] for each in who}) == 1:
-            text = "LOCAL_RANK={} in {} processes on {}: they would use the same GPU".format(number, len(who), node)
+            text = f"LOCAL_RANK={number} in {len(who)} processes on {node}: they would use the same GPU"
             out.append(_finding("duplicate-rank", who, text, _per_process("LOCAL_RANK")))
     return out[:MOST_NAMED]
 
 
 def _per_process(name: str) -> str:
     return (
-        "remove {} from env and from exports in the batch shell: every process needs its own "
-        "(srun shared-env exec -- CMD sets it)".format(name)
+        f"remove {name} from env and from exports in the batch shell: every process needs its own "
+        "(srun shared-env exec -- CMD sets it)"
     )
 
 
@@ -594,17 +612,19 @@ def _counts(ranks: "list[Record]", zero: "Record | None", nodes: "Sequence[str]"
     out = []
     if world != started or any(each["rank"] >= each["world_size"] for each in ranks):
         beyond = [each["rank"] for each in ranks if each["rank"] >= world]
-        never = "ranks {} never come".format(_spans(range(started, world))) if started < world else ""
-        more = "ranks {} have no place".format(_spans(beyond)) if beyond else ""
+        never = f"ranks {_spans(range(started, world))} never come" if started < world else ""
+        more = f"ranks {_spans(beyond)} have no place" if beyond else ""
         text = "WORLD_SIZE={}, but {} processes were started{}".format(
             world, started, "".join(": " + each for each in (never or more,) if each)
         )
         out.append(_finding("world-size", [first], text, "remove WORLD_SIZE from env, or start as many processes"))
     absent = sorted(set(range(min(world, started))) - {each["rank"] for each in ranks})
-    if len(ranks) < started:
+    if len(ranks) < started and not (zero and zero.get("taken")):
         silent = [name for name in nodes if name not in {each["node"] for each in ranks}]
         text = "rank{} {} did not report{}".format(
-            "" if len(absent) == 1 else "s", _spans(absent) or "?", "; nothing came from " + _some(silent) if silent else ""
+            "" if len(absent) == 1 else "s",
+            _spans(absent) or "?",
+            "; nothing came from " + _some(silent) if silent else "",
         )
         fix = "see the lines of these processes in the output, or whether they started (srun's messages, squeue -s)"
         finding = _finding("missing", [], text, fix)
@@ -626,7 +646,7 @@ def _differences(ranks: "list[Record]") -> "list[Finding]":
     for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"):
         groups = _groups(ranks, lambda each: each[name.lower()])  # noqa: B023
         if len(groups) > 1:
-            text = "{} differs: {}".format(name, _by_value(groups))
+            text = f"{name} differs: {_by_value(groups)}"
             out.append(_finding("settings", ranks, text, "set it once, the same for all, or not at all"))
     groups = _groups([each for each in ranks if "gpus" in each], lambda each: each["gpus"])
     if len(groups) > 1:
@@ -652,7 +672,7 @@ def _warnings(ranks: "list[Record]") -> "list[Finding]":
 
 def _set_ifname(record: "Record") -> str:
     name = carrier(record, None) or "the interface between the nodes"
-    return "set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to {}".format(name)
+    return f"set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to {name}"
 
 
 def _groups(ranks: "Iterable[Record]", key: "Callable[[Record], Any]") -> "dict[Any, list[Record]]":
@@ -670,7 +690,7 @@ def _by_value(groups: "dict[Any, list[Record]]") -> str:
 def _some(names: "Iterable[str]") -> str:
     each = list(dict.fromkeys(names))
     more = len(each) - MOST_NAMED
-    return ", ".join(each[:MOST_NAMED]) + (" and {} more".format(more) if more > 0 else "")
+    return ", ".join(each[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _spans(numbers: "Iterable[int]") -> str:
@@ -711,7 +731,7 @@ def carrier(record: "Record", network: "str | None") -> str:
 
 
 def interface_hints(ranks: "list[Record]", zero: "Record | None", moved: bool) -> "dict[str, str]":
-    """Variables that tie everything to the network between the nodes; with MASTER_ADDR if that must change (`moved`)."""
+    """Variables that tie everything to the network between the nodes; MASTER_ADDR too if that must change (`moved`)."""
     network = shared_network(ranks)
     met = not moved and [each for each in ranks if carrier(each, None)]
     names = [carrier(each, None) for each in met] if met else [carrier(each, network) for each in ranks if network]
@@ -746,30 +766,28 @@ def report(verdict: "Record") -> str:
     """The verdict as text: a table, then what is wrong and what to do."""
     ranks = verdict["ranks"]
     via = next((each["via"] for each in ranks if each.get("via") and not is_loopback(each["via"])), "")
-    rows = [("RANK", "NODE", "LOCAL", "HOST", "ADDRESS", "OWN NAME", "GPUS", "PYTHON", "TORCH", "STATE")]
+    rows = [["RANK", "NODE", "LOCAL", "HOST", "ADDRESS", "OWN NAME", "GPUS", "PYTHON", "TORCH", "STATE"]]
     for each in ranks:
         address = each.get("seen") or each.get("addr") or ""
         if each["rank"] == 0 and is_loopback(address):
             address = via or address
-        cells = [each["rank"], each["node_rank"], each["local_rank"], each["host"], address, each.get("own")]
-        cells += [each.get("gpus"), each.get("python"), each.get("torch")]
-        cells.append(each.get("state") or TITLES.get(each.get("code"), "ok"))
-        rows.append(tuple("-" if cell in (None, "") else str(cell) for cell in cells))
+        state = each.get("state") or TITLES.get(each.get("code"), "ok")
+        cells = [each["rank"], each["node_rank"], each["local_rank"], each["host"], address]
+        cells += [each.get("own"), each.get("gpus"), each.get("python"), each.get("torch"), state]
+        rows.append(["-" if cell in (None, "") else str(cell) for cell in cells])
     absent = [rank for each in verdict["faults"] for rank in each.get("ranks", ())]
-    rows += [(str(rank), *("-",) * 8, "missing") for rank in absent[: 2 * MOST_NAMED]]
+    rows += [[str(rank), *["-"] * 8, "missing"] for rank in absent[: 2 * MOST_NAMED]]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]  # noqa: B905
     for kind in ("faults", "warnings"):
         for each in verdict[kind]:
             hosts = _some(each["hosts"])
-            lines.append("{}: {}{}".format(kind[:-1].upper(), each["title"], " ({})".format(hosts) if hosts else ""))
-            lines.append("  {}\n  to do: {}".format(each["text"], each["fix"]))
+            lines.append(kind[:-1].upper() + ": " + each["title"] + (f" ({hosts})" if hosts else ""))
+            lines.append("  {text}\n  to do: {fix}".format(**each))
     if verdict["ok"]:
-        lines.append(
-            "ok: {} processes on {} hosts met at {}:{}".format(
-                len(ranks), len({each["node"] for each in ranks}), ranks[0]["master_addr"], ranks[0]["master_port"]
-            )
-        )
+        count = len({each["node"] for each in ranks})
+        where = "{master_addr}:{master_port}".format(**ranks[0])
+        lines.append(f"ok: {len(ranks)} processes on {count} node{'s' * (count > 1)} met at {where}")
     return "\n".join(lines)
 
 
@@ -810,8 +828,8 @@ def run(
     """Be one process of the test; returns the exit status. See the options of `main`."""
     try:
         record = identity(environ)
-    except Unusable as error:
-        print("preflight: {}: {}".format(socket.gethostname(), error), file=sys.stderr)
+    except EnvironmentUnusableError as error:
+        print(f"preflight: {socket.gethostname()}: {error}", file=sys.stderr)
         return 1
     deadline = time.monotonic() + timeout
     server = None
@@ -821,25 +839,62 @@ def run(
             server.start()
         except OSError as error:
             record["taken"] = str(error.strerror)
-    answer: "list[Record]" = []  # noqa: UP037
+    answer: "Record" = {}  # noqa: UP037
     # In a thread: name services, nvidia-smi and the like do not keep to a time of ours.
-    client = threading.Thread(target=lambda: _client(record, environ, deadline, answer), daemon=True)
+    client = threading.Thread(target=lambda: answer.update(_client(record, environ, deadline)), daemon=True)
     client.start()
     client.join(timeout + GRACE)
-    verdict = answer[0] if answer else {}
-    if server is not None:
-        server.join(max(0, deadline - time.monotonic()) + 2 * GRACE)
+    if server is not None and not answer:
+        server.join(max(0, deadline - time.monotonic()) + GRACE)
     if records:
-        known = next((each for each in server.reports if each["pid"] == record["pid"]), {}) if server else {}
-        print(MARK + _line(dict(known, **record)).decode(), end="", flush=True)
-    elif server is not None and server.verdict and (verdict or not server.own.get("met")):
+        print(MARK + _line(record).decode(), end="", flush=True)
+    elif server is not None and server.verdict:
         show(server.verdict, as_json, export_hints)
-    elif not verdict:
-        code, text, fix = _cause(record, record if record["rank"] == 0 else None)
-        print("preflight: {} (rank {}): {}: {}; to do: {}".format(record["host"], record["rank"], TITLES[code], text, fix),
-              file=sys.stderr, flush=True)  # fmt: skip
-    return 0
+    elif record["rank"] == 0 and not answer:
+        show(judge([record]), as_json, export_hints)
+    elif not answer:
+        print(_own_line(record), file=sys.stderr, flush=True)
+    if not answer:
+        # The first process that fails may end the step (srun --kill-on-bad-exit): let rank 0 print its table first.
+        time.sleep(max(0, deadline + GRACE / 2 - time.monotonic()))
+    return 0 if answer.get("ok") else 1
+
+
+def _own_line(record: "Record") -> str:
+    code, text, fix = _cause(record, None)
+    return "preflight: {host} (rank {rank}): ".format(**record) + f"{TITLES[code]}: {text}; to do: {fix}"
+
+
+def _client(record: "Record", environ: "Mapping[str, str]", deadline: float) -> "Record":
+    facts(record, environ)
+    return meet(record, deadline)
+
+
+def run_text(arguments: "Sequence[str]" = ("--records",), launcher: str = "") -> str:
+    """Shell text that runs this file as one process, or several behind a launcher such as "srun ".
+
+    Nothing but python3 has to be there: the file itself is in the text. `records_in`, `judge` and `report` make the
+    table from the output.
+    """
+    with open(__file__, encoding="utf-8") as source:  # noqa: PTH123
+        text = shlex.quote(source.read())
+    return 'tl_preflight={}\n{}python3 -c "$tl_preflight" {}\n'.format(
+        text, launcher, " ".join(map(shlex.quote, arguments))
+    )
 
 
 def main(argv: "Sequence[str] | None" = None) -> int:
     """Parse the options and run."""
+    parser = argparse.ArgumentParser(prog="preflight", description="Test the rendezvous; run it as every process.")
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help="give up after so long (%(default)g)"
+    )
+    parser.add_argument("--json", action="store_true", help="rank 0 prints one JSON object")
+    parser.add_argument("--export-hints", action="store_true", help="print what to set when an interface is to blame")
+    parser.add_argument("--records", action="store_true", help="every rank prints one line for a program to collect")
+    options = parser.parse_args(argv)
+    return run(os.environ, options.timeout, options.json, options.export_hints, options.records)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,13 +11,17 @@ from pathlib import Path
 from shlex import quote
 
 
-def task_prolog() -> str:
+def task_prolog(*, per_node: bool = False) -> str:
     """A task prolog for a whole cluster (TaskProlog of slurm.conf(5)): it fills in what is unset in every task.
+
+    Args:
+        per_node: with defaults of torchrun's options (`launch: per-node`).
 
     >>> task_prolog().splitlines()[0]
     '#!/bin/sh'
     """
-    return _fill("task_prolog.sh", lines={"functions": _source("first_host.sh")})
+    settings = {"settings": "per_node=1"} if per_node else {}
+    return _fill("task_prolog.sh", lines={"functions": _source("first_host.sh"), **settings})
 
 
 def slurm_block(
@@ -29,6 +33,7 @@ def slurm_block(
     frozen_rank: str | None = None,
     per_node_script: str | None = None,
     keep_exit_trap: bool = False,
+    with_prolog: bool = True,
 ) -> str:
     """The rendezvous block of a batch script, for /bin/sh or bash.
 
@@ -41,6 +46,7 @@ def slurm_block(
             torchrun then gets defaults under which it agrees on the ranks itself.
         per_node_script: a script to place on every node beside the task prolog, with torchrun's defaults exported.
         keep_exit_trap: an EXIT trap may exist already and must stay.
+        with_prolog: place the task prolog on the nodes; False where no srun will run.
     """
     address = _source("host_address.sh") if master_addr == "ip" else ""
     call = {"address": "_tlmn_address"} if address else {}
@@ -79,7 +85,7 @@ def slurm_block(
             "functions": functions,
             **call,
             **lines,
-            "place": place,
+            "place": place if with_prolog else "",
             "unset": "unset -f _tlmn_first_host _tlmn_new" + (" _tlmn_address" if address else ""),
         },
     )
@@ -123,6 +129,6 @@ def _fill(
             out.append(f"{indent}{text.rstrip()}\n" if text else "")
             continue
         for key, value in (words or {}).items():
-            line = line.replace(f"@{key}@", str(value))  # noqa: PLW2901
+            line = line.replace(f"@{key}@", str(value))
         out.append(line)
     return "".join(out)

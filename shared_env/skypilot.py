@@ -34,7 +34,7 @@ def task_port(task_id: str) -> int:
         EnvError: there is no digit.
 
     >>> task_port("sky-2026-11-02-09-15-22-401893_trainer_3"), task_port("sky-2026-11-02-09-15-22-401893_trainer_4")
-    (21393, 21394)
+    (28373, 28374)
     """
     digits = [char for char in task_id if char in "0123456789"]
     if not digits:

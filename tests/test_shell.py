@@ -269,25 +269,20 @@ def test_block_stops_where_nothing_is_known(missing: str, batch: dict[str, str])
 @pytest.mark.parametrize("name", SHELLS)
 def test_values_of_variables_are_never_executed(name: str, batch: dict[str, str], tmp_path: Path) -> None:
     evil = "a[$(touch made)]$(touch made)`touch made`';touch made;'\"; touch made; \""
-    block = shell.slurm_block(2, 2)
-    for variable in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_JOB_NODELIST", "SLURM_NTASKS", "MASTER_ADDR",
-                     "MASTER_PORT", "SLURM_TASK_PROLOG", "SLURM_PROCID"):  # fmt: skip
-        subprocess.run([shutil.which(name) or name, "-s"], input=f"{block}\n", text=True, env={**batch, variable: evil}, cwd=tmp_path,
-                       capture_output=True)  # fmt: skip
-        task = {**batch, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n1", variable: evil}
-        subprocess.run(
-            [shutil.which(name) or name, "-s"],
-            input=shell.task_prolog(),
-            text=True,
-            env=task,
-            cwd=tmp_path,
-            capture_output=True,
-        )
-        sky = {"SKYPILOT_NODE_IPS": "1\n2", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0"}
-        for other in sky:
-            subprocess.run([shutil.which(name) or name, "-s"], input=shell.sky_prefix(), text=True, env={**sky, other: evil}, cwd=tmp_path,
-                           capture_output=True)  # fmt: skip
-    assert not (tmp_path / "made").exists()
+    block, prolog, prefix = shell.slurm_block(2, 2), shell.task_prolog(), shell.sky_prefix()
+    task = {**batch, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n1"}
+    sky = {**batch, "SKYPILOT_NODE_IPS": "1\n2", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0"}
+    rendezvous = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+    native = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_JOB_NODELIST", "SLURM_NTASKS", "SLURM_PROCID")
+    for text, environ, variables in (
+        (block, batch, (*native, *rendezvous, "SLURM_TASK_PROLOG", "SLURM_SUBMIT_DIR", "SLURM_JOB_NUM_NODES")),
+        (prolog, task, (*native, *rendezvous, "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")),
+        (prefix, sky, (*sky, "SKYPILOT_NUM_GPUS_PER_NODE", "SKYPILOT_TASK_ID", *rendezvous)),
+    ):
+        for variable in variables:
+            if variable != "PATH":
+                run_shell(name, f"cd '{tmp_path}'\n{text}\n", {**environ, variable: evil}, check=False)
+                assert not (tmp_path / "made").exists(), variable
 
 
 @pytest.mark.parametrize("name", SHELLS)

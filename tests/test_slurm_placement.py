@@ -57,7 +57,7 @@ def test_no_sbcast_and_no_shared_submit_directory_goes_on_without(cluster: Clust
         cluster.node(node, "mkdir", "-p", private, check=True)
     cluster.run("mkdir", "-p", private, check=True)
     path = write_task(
-        workdir, f"srun sh -c 'echo rank=${{RANK-unset}} master=$MASTER_ADDR'\necho here ${{NODE_RANK}}\n",
+        workdir, "srun sh -c 'echo rank=${RANK-unset} master=$MASTER_ADDR'\necho here ${NODE_RANK}\n",
         setup=in_path(tools),
     )  # fmt: skip
     try:
@@ -167,7 +167,7 @@ def test_strict_shell_options_of_setup_do_not_break_the_block(cluster: Cluster, 
 
 def test_pasted_sbatch_script(cluster: Cluster, workdir: Path) -> None:
     script = (
-        "#!/bin/bash -l\n#\n#SBATCH -J pasted  # the name\n#SBATCH --ntasks-per-node=2 -N 2\n#SBATCH --output=%x.log\n\n"
+        "#!/bin/bash -l\n#\n#SBATCH -J pasted  # the name\n#SBATCH --ntasks-per-node=2 -N 2\n#SBATCH -o %x.log\n\n"
         f"shopt -q login_shell && echo login shell\n#SBATCH --this-is-too-late\n{SRUN_PROBE}"
     )
     done = follow(cluster, workdir, script, "--sbatch-flags", "--job-name=stronger")
@@ -196,7 +196,7 @@ def test_requeue_same_job_other_port(cluster: Cluster, workdir: Path) -> None:
         check=True,
     )
     job = done.stdout.strip()
-    wait_for(lambda: (workdir / "again").exists())
+    wait_for((workdir / "again").exists)
     cluster.requeue(job)
     assert tl_slurm(cluster, "wait", job).returncode == 0
     found = probes((workdir / "log").read_text())

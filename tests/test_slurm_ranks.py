@@ -10,6 +10,7 @@ from cluster import Cluster
 from slurm_jobs import EXAMPLES, PROBE, PYTHON, files_left, follow, job_id, probes, sums, tl_slurm, write_task
 
 from shared_env import derive_port
+from shared_env.shell import task_prolog
 
 SRUN_TRAIN = f"srun {PYTHON} {EXAMPLES}/train.py\n"
 
@@ -85,7 +86,10 @@ def test_arbitrary_distribution_meets_at_the_first_host_of_the_host_file(cluster
 
 def test_arbitrary_distribution_without_a_readable_host_file_says_so(cluster: Cluster, workdir: Path) -> None:
     hosts = f"{cluster.nodes[1]}\\n{cluster.nodes[0]}\\n"
-    script = f"printf '{hosts}' > /tmp/private\nexport SLURM_HOSTFILE=/tmp/private\nsrun -m arbitrary sh -c 'echo addr=$MASTER_ADDR'\nrm /tmp/private\n"
+    script = (
+        f"printf '{hosts}' > /tmp/private\nexport SLURM_HOSTFILE=/tmp/private\n"
+        "srun -m arbitrary sh -c 'echo addr=$MASTER_ADDR'\nrm /tmp/private\n"
+    )
     done = follow(cluster, workdir, script)
     assert f"addr={cluster.nodes[1]}" in done.stdout  # the node that has the file
     assert "addr=\n" in done.stdout  # the other one does not guess
@@ -148,8 +152,6 @@ def test_srun_pty_is_a_step_of_one_task(cluster: Cluster, workdir: Path) -> None
 
 
 def test_site_wide_task_prolog(make_cluster, tmp_path: Path) -> None:
-    from shared_env.shell import task_prolog
-
     cluster = make_cluster(nodes=2)
     prolog = cluster.scratch / "task-prolog.sh"
     prolog.write_text(task_prolog())

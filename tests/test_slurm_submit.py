@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -248,9 +250,6 @@ def test_rendered_text_is_what_is_sent(cluster: Cluster, workdir: Path) -> None:
 
 
 def test_interrupting_follow_leaves_the_job(cluster: Cluster, workdir: Path) -> None:
-    import signal
-    import subprocess
-
     path = write_task(workdir, "echo started\nsleep 30\n")
     process = cluster.popen(
         PYTHON, "-m", "tl_slurm_adapter.cli", "submit", path, "--follow", cwd=workdir,

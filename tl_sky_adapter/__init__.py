@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .launch import apply, exec, launch  # noqa: A004
+    from .launch import apply, exec, launch
     from .policy import MultiNodePolicy
     from .prefix import prefix_run
     from .task import SkyTaskError, sky_config, to_sky_task

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def apply(task: TaskOrDag) -> TaskOrDag:
-    """Put the prefix in front of the run command of a sky.Task, or of each task of a sky.Dag, and return the same object.
+    """Put the prefix in front of the run command of a sky.Task, or of each task of a sky.Dag; return the same object.
 
     Single-node tasks, services, and tasks without a run command stay as they are; a second time changes nothing.
 
@@ -27,13 +27,11 @@ def apply(task: TaskOrDag) -> TaskOrDag:
     return task
 
 
-def launch(task: TaskOrDag, cluster_name: str | None = None, **kwargs: Any) -> sky.RequestId[Any]:
+def launch(task: TaskOrDag, cluster_name: str | None = None, **kwargs: Any) -> Any:
     """`sky.launch` of a task with the contract: the same keyword arguments, return value, and exceptions."""
-    request: sky.RequestId[Any] = import_sky().launch(apply(task), cluster_name=cluster_name, **kwargs)
-    return request
+    return import_sky().launch(apply(task), cluster_name=cluster_name, **kwargs)
 
 
-def exec(task: TaskOrDag, cluster_name: str | None = None, **kwargs: Any) -> sky.RequestId[Any]:  # noqa: A001
+def exec(task: TaskOrDag, cluster_name: str | None = None, **kwargs: Any) -> Any:
     """`sky.exec` of a task with the contract: the same keyword arguments, return value, and exceptions."""
-    request: sky.RequestId[Any] = import_sky().exec(apply(task), cluster_name=cluster_name, **kwargs)
-    return request
+    return import_sky().exec(apply(task), cluster_name=cluster_name, **kwargs)

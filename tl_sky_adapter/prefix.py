@@ -35,13 +35,13 @@ def prefix_run(run: str | None, num_nodes: int, *, launch: str = "script") -> st
     """
     if launch not in ("script", "per-node"):
         raise ValueError(f"launch must be 'script' or 'per-node', not {launch!r}")
-    if run is not None and not isinstance(run, str):
+    if not run or num_nodes <= 1:
+        return run
+    if not isinstance(run, str):
         raise TypeError(
             f"run must be the text of a command, not {type(run).__name__}: "
             "join a list with newlines; write what a function would return as shell text"
         )
-    if not run or num_nodes <= 1:
-        return run
     prefix = sky_prefix(per_node=launch == "per-node")
     mark = prefix[: prefix.index("\n")]
     return run if run.lstrip().startswith(mark) else prefix + run

@@ -14,6 +14,7 @@ from shared_env.console import INTERRUPTED, debug_option, print_json, run_comman
 from shared_env.shell import task_prolog
 
 from .jobs import Job, JobError, JobStatus
+from .preflight_command import command as preflight
 from .script import BatchRequest, RequestError
 from .submit import BACKENDS, SubmitError, for_cluster, submission_environment, submit_request, test_request
 
@@ -48,7 +49,7 @@ def task_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--requeue", is_flag=True, help="Start again after a node failure or preemption."),
             click.option("--master-addr", type=click.Choice(["hostname", "ip"]), default="hostname", show_default=True,
                          help="What MASTER_ADDR is; ip where node names do not resolve."),
-            click.option("--master-addr-suffix", default="", metavar="TEXT", help="Text behind the host name, e.g. -ib."),
+            click.option("--master-addr-suffix", default="", metavar="TEXT", help="Text behind the host name: -ib."),
         )
     ):  # fmt: skip
         function = decorate(function)
@@ -196,6 +197,9 @@ def task_prolog_() -> None:
       tl-slurm task-prolog > /etc/slurm/task-prolog.sh && chmod 755 /etc/slurm/task-prolog.sh
     """
     click.echo(task_prolog(), nl=False)
+
+
+group.add_command(preflight)
 
 
 def _job(job_id: str) -> Job:

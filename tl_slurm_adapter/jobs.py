@@ -29,7 +29,7 @@ TICK = 0.2  # seconds between two looks at a log
 
 
 class JobError(RuntimeError):
-    """Slurm does not know the job, cannot be asked, or its log cannot be found; the text is Slurm's where it has one."""
+    """Slurm does not know the job or cannot be asked, or the log cannot be found; in Slurm's words if there are."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def _record(text: str) -> dict[str, str]:
     """The fields of one job; job names and comments may hold `Key=value` texts, so only known line starts count."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
-        line = line.strip()  # noqa: PLW2901
+        line = line.strip()
         name, _, value = line.partition("=")
         if name in ("StdOut", "StdErr", "WorkDir"):
             fields[name] = value

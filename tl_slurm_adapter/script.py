@@ -200,7 +200,7 @@ class BatchRequest:
         """The srun command in which torchrun's node rank is the same on every node (rule MN101), if there is one."""
         if self.nodes < 2 or self._per_node:
             return None
-        from shared_env.check import torchrun_trap  # noqa: PLC0415
+        from shared_env.check import torchrun_trap
 
         trap = torchrun_trap(_text("script", self.run))
         return trap.text if trap else None
@@ -263,6 +263,7 @@ class BatchRequest:
             raise RequestError(f"num_nodes must be an integer >= 1, not {nodes!r}")
         if not isinstance(self.run, str) or not self.run.strip():
             raise RequestError("there is nothing to run: the script is empty")
+        _text("setup", self.setup or "")
         for name, value in (self.env or {}).items():
             if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
                 raise RequestError(f"env: {name!r} is no variable name: use letters, digits and _")
@@ -294,7 +295,7 @@ def _value(value: str) -> str:
     >>> print(_value("it's $HOME"))
     'it'"'"'s $HOME'
     """
-    return '"$(printf \'\\r\')"'.join(quote(part) for part in value.split("\r")) if "\r" in value else quote(value)
+    return "\"$(printf '\\r')\"".join(quote(part) for part in value.split("\r")) if "\r" in value else quote(value)
 
 
 def _instead(provider: str) -> str:

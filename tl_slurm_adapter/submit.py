@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared_env.contract import NAMES
+from shared_env.inherit import without_launchers
 
 from . import cluster
 from .jobs import Job, one_line
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from .script import RequestFields
 
 BACKENDS = ("auto", "pyslurm", "sbatch")
-# What a surrounding job, launcher or node says about itself must not be taken for the new job's.
-_NOT_INHERITED = ("SLURM", "SBATCH_", "SRUN_", "SALLOC_", "PMI", "OMPI_", "PRTE_", "TORCHELASTIC_", "PET_", "SKYPILOT_")
-_NOT_INHERITED_NAMES = frozenset(
-    (*NAMES, "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE")
-)
 _LOGIN_NAMES = frozenset(("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "SLURM_CONF"))
 
 
@@ -155,11 +150,7 @@ def submission_environment(inherit: bool = True, environ: Mapping[str, str] | No
     """
     source = os.environ if environ is None else environ
     if inherit:
-        return {
-            name: value
-            for name, value in source.items()
-            if name == "SLURM_CONF" or not (name.startswith(_NOT_INHERITED) or name in _NOT_INHERITED_NAMES)
-        }
+        return without_launchers(source)
     return {name: value for name, value in source.items() if name in _LOGIN_NAMES or name.startswith("LC_")}
 
 
@@ -193,9 +184,7 @@ def parse_sbatch_output(stdout: str, stderr: str = "") -> str:
         if found:
             return found[1]
     words = one_line(stderr) or one_line(stdout)
-    raise SubmitError(
-        f"Slurm did not take the job: {words}" if words else "sbatch printed no job id", stderr or stdout
-    )
+    raise SubmitError(f"Slurm did not take the job: {words}" if words else "sbatch printed no job id", stderr or stdout)
 
 
 def _sbatch(script: str, environ: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:

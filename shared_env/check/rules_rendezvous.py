@@ -187,6 +187,8 @@ def port_range(subject: Subject) -> Iterator[Hit]:
     if not subject.multi:
         return
     value = subject.env.get("MASTER_PORT", "")
+    if value == "auto" and subject.sky:  # the prefix derives a port from SKYPILOT_TASK_ID
+        value = ""
     places = [(value, 0, f"MASTER_PORT: {value}", "env.MASTER_PORT")] if value else []
     for item in settings(subject):
         if item.what == "port" and item.word.pieces and item.word.literal is not None:

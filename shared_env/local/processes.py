@@ -7,19 +7,21 @@ import os
 import selectors
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from .machine import TryError
 from .output import Output
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 TIMED_OUT = 124  # as timeout(1) has it
 _TICK = 0.05
 _ALL = 1 << 20  # more than a pipe holds: one read takes all that was written before it
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
@@ -40,14 +42,6 @@ class Process:
         """Note the end."""
         self.exit_status = status if status >= 0 else 128 - status
         self.seconds = time.monotonic() - self.started
-
-
-class Channel:
-    """What is read from a file descriptor until its end."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self.closed = False
 
 
 class Processes:
@@ -71,30 +65,29 @@ class Processes:
         self._selector = selectors.DefaultSelector()
         self._running: list[Process] = []
         self._others: set[int] = set()
-        self._handlers: dict[int, object] = {}
 
     def __enter__(self) -> Processes:
-        _adopt_orphans(True)
+        self._handlers = catch_signals(lambda number, frame: self._signals.append(number))
+        self._directory = tempfile.TemporaryDirectory(prefix="tl-multinode-try-")
+        self.files = Path(self._directory.name)  # for the scripts that are run
         self._others = set(_descendants(set()))
-        for number in _SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup
-                self._handlers[number] = signal.signal(number, self._note)
+        _adopt_orphans(True)
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
             self.stop()
         finally:
-            for number, handler in self._handlers.items():
-                signal.signal(number, handler)  # type: ignore[arg-type]
             _adopt_orphans(False)
             for key in list(self._selector.get_map().values()):
                 os.close(key.fd)
             self._selector.close()
+            self._directory.cleanup()
+            restore_signals(self._handlers)
 
     def start(
         self, name: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, *, umask: int = -1,
-        pass_fds: Sequence[int] = (), is_setup: bool = False,
+        is_setup: bool = False,
     ) -> Process:  # fmt: skip
         """Start a program in a session of its own; its output gets the prefix `[name]`.
 
@@ -103,24 +96,22 @@ class Processes:
         reader, writer = os.pipe()
         try:
             popen = subprocess.Popen(
-                argv, env=env, cwd=cwd, umask=umask, pass_fds=pass_fds, start_new_session=True,
+                argv, env=env, cwd=cwd, umask=umask, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=writer, stderr=writer,
             )  # fmt: skip
-        except BaseException:
+        except OSError as error:
             os.close(reader)
-            raise
+            raise TryError(f"cannot start {argv[0]} in {cwd}: {error.strerror}") from error
         finally:
             os.close(writer)
         process = Process(name, popen, is_setup)
-        process.read = self._read(reader, lambda data: self._output.feed(name, data), lambda: self._output.end(name))
+        process.read = self._read(reader, name)
         self._running.append(process)
         return process
 
-    def listen(self, fd: int) -> Channel:
-        """Collect what comes from `fd`, which is closed at its end."""
-        channel = Channel()
-        self._read(fd, channel.data.extend, lambda: setattr(channel, "closed", True))
-        return channel
+    def print(self, name: str, line: str) -> None:
+        """Write a line as if it came from a program."""
+        self._output.feed(name, os.fsencode(line) + b"\n")
 
     def wait(self, until: Callable[[], bool]) -> None:
         """Wait until `until()` or until `ended_by` is set."""
@@ -151,10 +142,7 @@ class Processes:
         if not self.ended_by:
             self.ended_by, self.exit_status = reason, exit_status
 
-    def _note(self, number: int, _: FrameType | None) -> None:
-        self._signals.append(number)
-
-    def _read(self, fd: int, feed: Callable[[bytes], object], end: Callable[[], object]) -> Callable[[], None]:
+    def _read(self, fd: int, name: str) -> Callable[[], None]:
         os.set_blocking(fd, False)
         is_open = True
 
@@ -165,12 +153,12 @@ class Processes:
             except BlockingIOError:
                 return
             if data:
-                feed(data)
+                self._output.feed(name, data)
             elif is_open:
                 is_open = False
                 self._selector.unregister(fd)
                 os.close(fd)
-                end()
+                self._output.end(name)
 
         self._selector.register(fd, selectors.EVENT_READ, read)
         return read
@@ -209,6 +197,17 @@ class Processes:
                 os.killpg(process.popen.pid, number)
 
 
+def catch_signals(handler: Callable[[int, FrameType | None], object]) -> dict[int, Any]:
+    """Have SIGNALS handled, except those that are ignored (nohup); returns what `restore_signals` takes."""
+    return {number: signal.signal(number, handler) for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
+
+
+def restore_signals(handlers: Mapping[int, Any]) -> None:
+    """Undo `catch_signals`."""
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
 class _Entry(NamedTuple):
     parent: int
     session: int
@@ -216,7 +215,7 @@ class _Entry(NamedTuple):
 
 def _adopt_orphans(on: bool) -> None:
     """Become the parent of the orphans among our descendants, so that they can be found (Linux)."""
-    import ctypes  # noqa: PLC0415
+    import ctypes
 
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)

@@ -24,15 +24,14 @@ _PORTS_TO_TRY = 50
 
 
 class SkyRun:
-    """One run of a task; `files` is a directory for the scripts."""
+    """One run of a task."""
 
     def __init__(self, task: Task, nodes: list[Node], gpus: int, environ: Mapping[str, str], cwd: str) -> None:
         self.task = task
         self.nodes = nodes
         self.gpus = gpus
         self.cwd = cwd
-        # No history: an interactive shell would add the script to the user's.
-        self.base = {**environ, "PYTHONUNBUFFERED": "1", "HISTFILE": "/dev/null", **task.env, **task.secrets}
+        self.base = {**environ, "PYTHONUNBUFFERED": "1", **task.env, **task.secrets}
         self.prefix = sky_prefix(per_node=task.launch == "per-node") if len(nodes) > 1 else ""
         self.task_id = self._find_task_id() if self.prefix else _task_id(0)
 
@@ -58,19 +57,19 @@ class SkyRun:
             "SKYPILOT_NUM_NODES": str(len(self.nodes)),
         }
 
-    def run(self, processes: Processes, files: Path) -> dict[int, Process]:
+    def run(self, processes: Processes) -> dict[int, Process]:
         """Run it; the processes by node number."""
         started: dict[int, Process] = {}
         for node in self.nodes if self.task.setup else ():
             # One after the other: on this machine they all change the same directories.
-            argv = _bash(files / "setup", self.task.setup or "")
+            argv = _bash(processes.files / "setup", self.task.setup or "")
             setup = started[node.index] = processes.start(
                 node.name, argv, self.setup_environment(node), self.cwd, is_setup=True
             )
             processes.wait(lambda setup=setup: setup.exit_status is not None)  # type: ignore[misc]
             if processes.ended_by:
                 return started
-        argv = _bash(files / "run", self.prefix + (self.task.script or ""))
+        argv = _bash(processes.files / "run", self.prefix + (self.task.script or ""))
         for node in self.nodes:
             started[node.index] = processes.start(node.name, argv, self.environment(node), self.cwd)
         processes.wait(lambda: all(process.exit_status is not None for process in started.values()))
@@ -112,7 +111,8 @@ def _task_id(number: int) -> str:
 
 
 def _bash(path: Path, text: str) -> list[str]:
-    # The two lines that bash writes when it is interactive without a terminal go to /dev/null with the stderr of its
-    # first moment. No start-up files: they are those of this machine, not of a node.
-    path.write_text(text, encoding="utf-8", errors="surrogateescape")
-    return ["bash", "-c", 'exec 3>&2 2> /dev/null; exec bash --norc -i "$1"', "bash", str(path)]
+    # An interactive bash without a terminal begins with two complaints: they go to /dev/null. No start-up files: they
+    # are those of this machine, not of a node. No history: it would be added to the user's.
+    head = "exec 2>&3 3>&-; declare +x HISTFILE\n"
+    path.write_text(head + text, encoding="utf-8", errors="surrogateescape")
+    return ["sh", "-c", 'HISTFILE=/dev/null exec bash --norc -i "$0" 3>&2 2> /dev/null', str(path)]

@@ -7,8 +7,8 @@
 #   chroot.sh releases             the releases there are
 #
 # A root is built once into ${TL_MULTINODE_CACHE:-/var/cache/tl-multinode} and never changed again. `run` puts
-# a layer in memory over it, and CMD is process 1 of its own process and mount namespaces: when CMD ends,
-# every process, mount and file that it made is gone. CMD sees this checkout, the directories in $KEEP, and
+# a layer in memory over it, and CMD has its own process and mount namespaces: when it ends, every process,
+# mount and file that it made is gone. CMD sees this checkout, the directories in $KEEP, and
 # $PYTHON with its virtual environment, at their usual paths. Needs root and the package mmdebstrap.
 set -euo pipefail
 
@@ -109,7 +109,8 @@ enter() {
     done
     [ -z "$pyslurm" ] || { mkdir /mnt/root/opt/pyslurm; mount --bind "$pyslurm" /mnt/root/opt/pyslurm; }
     cd /
-    exec chroot /mnt/root env -C "$cwd" -- "$@"' \
+    # Process 1 waits for whatever loses its parent; the command itself could not.
+    exec chroot /mnt/root env -C "$cwd" -- bash -c "\"\$@\"; exit \$?" bash "$@"' \
     bash "$root" "$PWD" "$(pyslurm=$(pyslurm_dir); [ ! -d "$pyslurm" ] || echo "$pyslurm")" "$checkout $prefixes $KEEP" "$@"
 }
 

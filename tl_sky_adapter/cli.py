@@ -1,0 +1,217 @@
+"""The command `tl-sky`: task.yaml in, a SkyPilot job out."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from typing import Any
+
+import click
+
+from shared_env import Task, __version__, load_task
+from shared_env.console import FAILED, INTERRUPTED, debug_option, print_json, run_command, say
+
+from .launch import exec as exec_task
+from .launch import launch as launch_task
+from .task import import_sky, sky_config, to_sky_task
+
+
+class SkyError(RuntimeError):
+    """An error of SkyPilot's or of the task, in its own words."""
+
+
+class _Group(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            # SkyPilot colours its messages.
+            text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+            raise SkyError(text or type(error).__name__) from error
+
+
+@click.group(name="tl-sky", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tl-sky")
+@debug_option
+def group() -> None:
+    """Run a multi-node task.yaml on SkyPilot.
+
+    \b
+    Examples:
+      tl-sky launch task.yaml --cluster train
+      tl-sky exec train task.yaml --set LR=0.1
+      tl-sky render task.yaml
+    """
+
+
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE",
+    help="Change the task: resources.num_nodes=4, name=x; another KEY sets an env variable. Repeatable.",
+)  # fmt: skip
+
+
+def task_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The argument and the option from which a task is made."""
+    return click.argument("task", type=click.Path(), metavar="TASK.yaml")(set_option(function))
+
+
+def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What happens after a job was sent."""
+    detach = click.option("--detach", "-d", is_flag=True, help="Do not wait for the job and its log.")
+    as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object; the log goes to stderr.")
+    return detach(as_json(function))
+
+
+def _load(task: str, overrides: tuple[str, ...]) -> Task:
+    loaded = load_task(task, overrides=overrides)
+    for problem in loaded.warnings:
+        say(str(problem), "yellow")
+    return loaded
+
+
+@group.command()
+@task_options
+def render(task: str, overrides: tuple[str, ...]) -> None:
+    """Print the task as SkyPilot YAML for plain `sky launch`, without the values of its secrets."""
+    from .show import dump_yaml  # noqa: PLC0415
+
+    config = sky_config(_load(task, overrides))
+    if secrets := config.get("secrets"):
+        config["secrets"] = dict.fromkeys(secrets)
+        say("give the secrets to sky launch: " + " ".join(f"--secret {name}=..." for name in secrets), "yellow")
+    click.echo(dump_yaml(config), nl=False)
+
+
+@group.command()
+@task_options
+@click.option("--cluster", "-c", metavar="NAME", help="Cluster to make or to use again; a new name when left out.")
+@click.option("--down", is_flag=True, help="Remove the cluster after the job.")
+@click.option("--dryrun", is_flag=True, help="Only show what SkyPilot would choose.")
+@job_options
+def launch(
+    task: str, overrides: tuple[str, ...], cluster: str | None, down: bool, dryrun: bool, detach: bool, as_json: bool
+) -> int:
+    """Launch a task, show its log, and exit with SkyPilot's status: 0 succeeded, 100 failed, 103 cancelled."""
+    with redirect_stdout(sys.stderr):  # SkyPilot announces the cluster
+        request = launch_task(to_sky_task(_load(task, overrides)), cluster_name=cluster, down=down, dryrun=dryrun)
+    return _job(request, detach or dryrun, as_json)
+
+
+@group.command(name="exec")
+@click.argument("cluster")
+@task_options
+@job_options
+def exec_(cluster: str, task: str, overrides: tuple[str, ...], detach: bool, as_json: bool) -> int:
+    """Run a task on a cluster that is up, without its setup; status as with launch."""
+    with redirect_stdout(sys.stderr):
+        request = exec_task(to_sky_task(_load(task, overrides)), cluster_name=cluster)
+    return _job(request, detach, as_json)
+
+
+@group.command()
+@click.argument("clusters", nargs=-1, metavar="[CLUSTER]...")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+def status(clusters: tuple[str, ...], as_json: bool) -> None:
+    """Show clusters, and the jobs of those that are named."""
+    from .show import cluster_facts, print_clusters  # noqa: PLC0415
+
+    facts = cluster_facts(import_sky(), clusters)
+    if as_json:
+        print_json(facts)
+    else:
+        print_clusters(facts)
+
+
+@group.command()
+@click.argument("cluster")
+@click.argument("job_id", type=int, required=False)
+@click.option("--follow/--no-follow", "-f", default=True, show_default=True, help="Go on until the job has ended.")
+def logs(cluster: str, job_id: int | None, follow: bool) -> int:
+    """Print the log of a job (the last one when JOB_ID is left out); status as with launch."""
+    return _logs(cluster, job_id, follow=follow)
+
+
+@group.command()
+@click.argument("cluster")
+@click.argument("job_ids", type=int, nargs=-1, required=True, metavar="JOB_ID...")
+def cancel(cluster: str, job_ids: tuple[int, ...]) -> None:
+    """Stop jobs; the cluster stays up."""
+    sky = import_sky()
+    sky.get(sky.cancel(cluster, job_ids=list(job_ids)))
+
+
+@group.command()
+@click.argument("clusters", nargs=-1, required=True, metavar="CLUSTER...")
+def down(clusters: tuple[str, ...]) -> None:
+    """Remove clusters with everything on them."""
+    sky = import_sky()
+    for request in [sky.down(cluster) for cluster in clusters]:
+        sky.stream_and_get(request, output_stream=sys.stderr)
+
+
+@group.command()
+@click.argument("task", type=click.Path(), metavar="[TASK.yaml]", required=False)
+@set_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def check(task: str | None, overrides: tuple[str, ...], as_json: bool) -> int:
+    """Say what SkyPilot is here and where it can launch; with TASK.yaml, also what is wrong with the task.
+
+    Exit status 1: a finding of severity error, or no place to launch.
+    """
+    from .show import here, print_here, task_findings  # noqa: PLC0415
+
+    sky = import_sky()
+    findings: list[dict[str, Any]] = []
+    if task:
+        loaded = _load(task, overrides)
+        to_sky_task(loaded)  # SkyPilot's own opinion
+        findings = task_findings(loaded)
+    facts = here(sky)
+    if as_json:
+        print_json({**facts, "findings": findings})
+    else:
+        print_here(facts, findings, task)
+    return FAILED if not facts["infra"] or any(each["severity"] == "error" for each in findings) else 0
+
+
+def _job(request: Any, detach: bool, as_json: bool) -> int:
+    """Wait until a job is on its cluster, then for its end; SkyPilot's words go to stderr, the job's log to stdout."""
+    sky = import_sky()
+    job_id, handle = sky.stream_and_get(request, output_stream=sys.stderr)
+    cluster = str(handle.get_cluster_name()) if handle else ""
+    facts = {"cluster": cluster or None, "job_id": job_id}
+    if detach or job_id is None:
+        if as_json:
+            print_json(facts)
+        elif job_id is not None:
+            click.echo(f"{cluster} {job_id}")
+            say(f"tl-sky logs {cluster} {job_id}    tl-sky cancel {cluster} {job_id}")
+        return 0
+    status = _logs(cluster, job_id, follow=True, to_stderr=as_json)
+    if as_json:
+        print_json({**facts, "exit_status": status})
+    return status
+
+
+def _logs(cluster: str, job_id: int | None, *, follow: bool, to_stderr: bool = False) -> int:
+    sky = import_sky()
+    stream = sys.stderr if to_stderr else None
+    try:
+        return int(sky.tail_logs(cluster, job_id, follow=follow, output_stream=stream) or 0)
+    except KeyboardInterrupt:
+        job = job_id or "JOB_ID"
+        say(f"\nthe job goes on: tl-sky logs {cluster} {job}, or tl-sky cancel {cluster} {job}")
+        raise SystemExit(INTERRUPTED) from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `tl-sky ARGV` and return its exit status."""
+    return run_command(group, (SkyError,), argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,116 @@
+"""What tl-sky prints: SkyPilot YAML, clusters and their jobs, findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shared_env.console import say
+
+if TYPE_CHECKING:
+    from shared_env import Task
+
+POLICY = "tl_sky_adapter.MultiNodePolicy"
+
+
+def dump_yaml(config: dict[str, Any]) -> str:
+    r"""A mapping as YAML, in its own order, texts of several lines as blocks.
+
+    >>> print(dump_yaml({"run": "echo 1\necho 2\n", "num_nodes": 2}), end="")
+    run: |
+      echo 1
+      echo 2
+    num_nodes: 2
+    """
+    import yaml  # noqa: PLC0415
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    Dumper.add_representer(
+        str,
+        lambda dumper, text: dumper.represent_scalar(
+            "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+        ),
+    )
+    return yaml.dump(config, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def cluster_facts(sky: Any, clusters: Sequence[str]) -> list[dict[str, Any]]:
+    """The clusters, as plain data; with `clusters`, those and their jobs.
+
+    Raises:
+        ValueError: there is no such cluster.
+    """
+    found = sky.get(sky.status(cluster_names=list(clusters) or None))
+    facts = [
+        {
+            "cluster": each["name"],
+            "status": each["status"].value,
+            "nodes": each["nodes"],
+            "resources": each["resources_str"],
+            "infra": "/".join(filter(None, (each["cloud"], each["region"]))),
+        }
+        for each in found
+    ]
+    if missing := sorted(set(clusters) - {each["cluster"] for each in facts}):
+        raise ValueError(f"no cluster {', '.join(missing)}; tl-sky status lists the clusters that there are")
+    for each in facts if clusters else ():
+        if each["status"] == "UP":
+            jobs = sky.get(sky.queue(each["cluster"]))
+            each["jobs"] = [
+                {"job_id": job["job_id"], "name": job["job_name"], "status": job["status"].value} for job in jobs
+            ]
+    return facts
+
+
+def print_clusters(facts: list[dict[str, Any]]) -> None:
+    """A table of clusters, each with its jobs below."""
+    if not facts:
+        say("no clusters; tl-sky launch TASK.yaml makes one")
+        return
+    _print_row("CLUSTER", "STATUS", "NODES", "RESOURCES")
+    for each in facts:
+        _print_row(each["cluster"], each["status"], each["nodes"], f"{each['infra']} {each['resources'] or ''}")
+        for job in each.get("jobs", ()):
+            _print_row(f"  job {job['job_id']}", job["status"], "", job["name"])
+
+
+def _print_row(*cells: object) -> None:
+    click.echo("{:<24} {:<14} {:<6} {}".format(*map(str, cells)).rstrip())
+
+
+def task_findings(task: Task) -> list[dict[str, Any]]:
+    """What the linter finds in a task."""
+    from shared_env import check  # noqa: PLC0415
+
+    return [finding.as_dict() for finding in check(task)]
+
+
+def here(sky: Any) -> dict[str, Any]:
+    """SkyPilot on this machine: versions of client and API server, where it can launch, and the admin policy."""
+    from sky.client.sdk import enabled_clouds  # noqa: PLC0415
+
+    return {
+        "skypilot": sky.__version__,
+        "api_server": sky.api_info().version,
+        "infra": list(sky.get(enabled_clouds())),
+        "admin_policy": sky.skypilot_config.get_nested(("admin_policy",), None),
+    }
+
+
+def print_here(facts: dict[str, Any], findings: list[dict[str, Any]], task: str | None) -> None:
+    """The facts of `here` and the findings, for a person."""
+    click.echo(f"SkyPilot {facts['skypilot']}, API server {facts['api_server']}")
+    click.echo(f"can launch on: {', '.join(facts['infra']) or 'nothing; sky check says why'}")
+    if facts["admin_policy"] == POLICY:
+        click.echo(f"policy: {POLICY}: plain sky launch, sky exec and sky jobs launch set the variables, too")
+    else:
+        click.echo(f"policy: {facts['admin_policy'] or 'none'}; tl-sky sets the variables itself")
+    for each in findings:
+        place = ":".join(str(part) for part in (task, each["line"], each["column"]) if part is not None)
+        click.echo(f"{place}: {each['severity']} {each['code']}: {each['message']}; {each['fix']}")
+    if task and not findings:
+        click.echo(f"{task}: nothing found")
