@@ -66,6 +66,27 @@ def exec_(command: tuple[str, ...]) -> None:
 
 
 @group.command()
+@click.argument("tasks", nargs=-1, type=click.Path(), metavar="TASK.yaml...")
+@click.option("--sbatch-flags", help="The options of sbatch that will go with the tasks.")
+@click.option("--explain", metavar="CODE", help="Print the page of a rule, such as MN101, and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+def check(tasks: tuple[str, ...], sbatch_flags: str | None, explain: str | None, as_json: bool) -> int:
+    """Find the mistakes that would make tasks hang, before they start. Nothing is executed.
+
+    Exits with 0 when no error was found (there may be warnings), 1 when one was, 2 when a task cannot be read. The
+    comment "# multinode: ignore MN107" on a line silences that rule there.
+
+    \b
+    Examples:
+      shared-env check task.yaml
+      shared-env check --explain MN101
+    """
+    from .check_command import run_check
+
+    return run_check(tasks, sbatch_flags, explain, as_json)
+
+
+@group.command()
 @click.option("--timeout", type=click.FloatRange(min=1), default=20.0, show_default=True, metavar="SECONDS",
               help="How long the processes wait for each other.")  # fmt: skip
 @click.option("--export-hints", is_flag=True, help="Print the variables to set when an interface is to blame.")
@@ -94,7 +115,7 @@ def preflight(timeout: float, export_hints: bool, as_json: bool) -> int:
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End it after so long.")
 @click.option("--provider", type=click.Choice(["slurm", "skypilot"]), help="Run it as on this system.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE",
-              help="Change the task: resources.cpus=4, name=x; another KEY sets an env variable. Repeatable.")  # fmt: skip
+              help="Change the task: resources.cpus=4, name=x; another KEY sets an env variable.")  # fmt: skip
 @click.option("--json", is_flag=True, help="Print one JSON object at the end; the output goes to stderr.")
 def try_(task: str, **options: Any) -> int:
     """Run a task as several nodes on this machine; no cluster is needed.

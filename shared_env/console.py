@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from shared_env.check import Finding
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 
@@ -18,6 +21,34 @@ def say(text: str, style: str = "dim") -> None:
     from rich.text import Text
 
     Console(stderr=True, highlight=False, soft_wrap=True).print(Text(text, style=style))
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, stderr: bool = False) -> None:
+    """A table without frames, as wide as it needs to be."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(str, row))
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = 500
+    console.print(table)
+
+
+def show_findings(findings: Sequence[Finding], *, stderr: bool = False) -> None:
+    """Findings for a person: place, severity, code and reason; the offending text; what to type instead."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=stderr, highlight=False, soft_wrap=True)
+    for finding in findings:
+        style = "bold red" if finding.severity == "error" else "yellow"
+        place = f"{finding.path or finding.key}:{finding.line or 1}:{finding.column or 1}: "
+        console.print(Text.assemble(place, (f"{finding.severity} {finding.code}", style), f": {finding.message}"))
+        console.print(Text.assemble("    ", (finding.text, "bold")))
+        console.print(Text.assemble(("    fix: ", "green"), finding.fix.replace("\n", "\n         ")))
 
 
 def print_json(value: Any) -> None:

@@ -42,6 +42,7 @@ LONGEST_LINE = 1000
 MOST_NAMED = 8  # hosts or ranks in one sentence
 # Codes of a failed attempt, the most telling first: a name has several addresses.
 ATTEMPT_CODES = ("stranger", "refused", "no-answer", "unreachable")
+SET_IFNAME = "set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the interface between the nodes"
 TITLES = {
     "resolve": "name does not resolve",
     "loopback": "loopback address",
@@ -463,17 +464,9 @@ def judge(records: "Iterable[Record]", nodes: "Sequence[str]" = ()) -> "Record":
     ranks.sort(key=lambda each: (each["rank"], each["node"]))
     zero = next((each for each in ranks if each["rank"] == 0 and not each.get("taken")), None)
     zero = zero or next((each for each in ranks if each["rank"] == 0), None)
-    faults = (
-        _unreached(ranks, zero)
-        + _duplicates(ranks)
-        + _counts(ranks, zero, nodes)
-        + _differences(ranks)
-        + [
-            _finding("wrong-interface", [each], each["ifname"] + " names no interface here", _set_ifname(each))
-            for each in ranks
-            if each.get("ifname")
-        ]
-    )
+    faults = _unreached(ranks, zero) + _duplicates(ranks) + _counts(ranks, zero, nodes) + _differences(ranks)
+    for setting, who in _groups([each for each in ranks if each.get("ifname")], lambda each: each["ifname"]).items():
+        faults.append(_finding("wrong-interface", who, setting + " names no interface here", SET_IFNAME))
     warnings = _warnings(ranks)
     hints = {}
     if any(each["code"] in ("wrong-interface", "own-name") for each in faults + warnings):
@@ -662,17 +655,12 @@ def _warnings(ranks: "list[Record]") -> "list[Finding]":
         text = "the host's own name is {} there, which gloo would announce to the others".format(
             _some([each.get("own") or "unknown" for each in own])
         )
-        out.append(_finding("own-name", own, text, _set_ifname(own[0])))
+        out.append(_finding("own-name", own, text, SET_IFNAME))
     for name in ("python", "torch"):
         groups = _groups([each for each in ranks if each.get(name)], lambda each: each[name])  # noqa: B023
         if len(groups) > 1:
             out.append(_finding("versions", ranks, name + ": " + _by_value(groups), "use one environment on all nodes"))
     return out
-
-
-def _set_ifname(record: "Record") -> str:
-    name = carrier(record, None) or "the interface between the nodes"
-    return f"set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to {name}"
 
 
 def _groups(ranks: "Iterable[Record]", key: "Callable[[Record], Any]") -> "dict[Any, list[Record]]":
@@ -844,8 +832,8 @@ def run(
     client = threading.Thread(target=lambda: answer.update(_client(record, environ, deadline)), daemon=True)
     client.start()
     client.join(timeout + GRACE)
-    if server is not None and not answer:
-        server.join(max(0, deadline - time.monotonic()) + GRACE)
+    if server is not None and (server.verdict or not answer):
+        server.join(max(0, deadline - time.monotonic()) + 2 * GRACE)  # others still wait for its words
     if records:
         print(MARK + _line(record).decode(), end="", flush=True)
     elif server is not None and server.verdict:
@@ -854,9 +842,11 @@ def run(
         show(judge([record]), as_json, export_hints)
     elif not answer:
         print(_own_line(record), file=sys.stderr, flush=True)
+    # The first process that fails may end the step (srun --kill-on-bad-exit): let rank 0 print its table first.
     if not answer:
-        # The first process that fails may end the step (srun --kill-on-bad-exit): let rank 0 print its table first.
         time.sleep(max(0, deadline + GRACE / 2 - time.monotonic()))
+    elif not answer["ok"] and record["rank"] != 0:
+        time.sleep(GRACE / 4)
     return 0 if answer.get("ok") else 1
 
 

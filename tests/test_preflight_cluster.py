@@ -59,8 +59,8 @@ def replace_hosts(cluster: Cluster, node: int, text: str) -> None:
 def firewall(cluster: Cluster, node: int, rule: str) -> None:
     """One nftables rule on one node, in its own network namespace; `rule` begins with the hook."""
     hook, _, rule = rule.partition(" ")
-    chain = f"chain c {{ type filter hook {hook} priority 0; {rule}; }}"
-    cluster.node(node, "/usr/sbin/nft", f"table inet preflight {{ {chain} }}", check=True)
+    text = f"table inet preflight {{\nchain c {{\ntype filter hook {hook} priority 0\n{rule}\n}}\n}}\n"
+    cluster.node(node, "/usr/sbin/nft", "-f", "-", input=text, check=True)
 
 
 # --- all is well ---------------------------------------------------------------------------------------------------
@@ -123,12 +123,14 @@ def test_name_does_not_resolve_on_one_node(make_cluster: MakeCluster) -> None:
     assert [row["STATE"] for row in table(done)] == ["ok", "ok", "name does not resolve"]
 
     # Without a program that collects, rank 0 says who is missing, and the node says why.
-    step = cluster.run(
-        "srun", "-N3", *SHARED_ENV, "preflight", "--timeout=3", env={"MASTER_ADDR": name, "SLURM_KILL_BAD_EXIT": "1"}
-    )
-    assert faults(step) == [("missing", [cluster.nodes[2]])]
-    assert f"rank 2 did not report; nothing came from {cluster.nodes[2]}" in step.stdout
-    assert f"preflight: {cluster.nodes[2]} (rank 2): name does not resolve: MASTER_ADDR={name!r}" in step.stderr
+    for kill in ("0", "1"):
+        env = {"MASTER_ADDR": name, "SLURM_KILL_BAD_EXIT": kill}
+        step = cluster.run("srun", "-N3", *SHARED_ENV, "preflight", "--timeout=3", env=env)
+        assert step.returncode == 1 or (kill == "1" and step.returncode == 128 + signal.SIGTERM)
+        step.returncode = 1
+        assert faults(step) == [("missing", [cluster.nodes[2]])]
+        assert f"rank 2 did not report; nothing came from {cluster.nodes[2]}" in step.stdout
+        assert f"preflight: {cluster.nodes[2]} (rank 2): name does not resolve: MASTER_ADDR={name!r}" in step.stderr
 
 
 @pytest.mark.parametrize("addr", ["localhost", "127.0.0.1"])

@@ -18,7 +18,7 @@ from shared_env import derive_port
 from tl_slurm_adapter import BatchRequest, SubmitError, newest_api_version, parse_rest_response, rest_payload
 from tl_slurm_adapter.option_table import TABLE
 from tl_slurm_adapter.options import parse_flags
-from tl_slurm_adapter.rest_fields import NEWEST, OLDEST, job_fields
+from tl_slurm_adapter.rest_fields import NEWEST, OLDEST, job_fields, number_of
 
 VERSIONS = range(OLDEST, NEWEST + 1)
 # Runs on the login host: many requests, each [method, path, body], in one process.
@@ -81,7 +81,7 @@ def rest(_cluster_possible: None) -> Iterator[Rest]:
             started.run("scontrol", "update", f"nodename={node}", "features=fast", check=True)
         started.run(
             "scontrol", "create", "reservation", "reservationname=kept", "users=root", "nodes=ALL", "duration=60",
-            "starttime=now", "flags=flex,ignore_jobs", check=True,
+            "starttime=2036-01-01", check=True,  # jobs without a time limit count as one year
         )  # fmt: skip
         yield Rest(started)
 
@@ -149,23 +149,19 @@ def test_the_environment_is_what_was_given(rest: Rest, directory: Path) -> None:
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        ({"partition": "nowhere"}, "artition"),  # "Invalid partition name specified"
-        ({"num_nodes": 99, "partition": "strict"}, "onfiguration"),  # "Requested node configuration is not available"
-        ({"sbatch_flags": "--gres=unicorn:1"}, "TRES|gres|GRES"),
-        ({"sbatch_flags": "--dependency=afterok:999999"}, "ependency"),
+        ({"partition": "nowhere"}, "Invalid partition name specified"),
+        ({"sbatch_flags": "--gres=gpu:l4:9"}, "Requested node configuration is not available"),
+        ({"sbatch_flags": "--constraint=missing"}, "Invalid feature specification"),
+        ({"sbatch_flags": "--reservation=missing"}, "Requested reservation is invalid"),
     ],
-    ids=["partition", "nodes", "gres", "dependency"],
+    ids=["partition", "gres", "constraint", "reservation"],
 )
 def test_a_rejection_raises_with_slurms_words(rest: Rest, request_: dict[str, Any], words: str) -> None:
-    before = rest.cluster.run("squeue", "--noheader", "--states=all", "--format=%i").stdout
-    if request_.get("partition") == "strict":
-        nodes = ",".join(rest.cluster.nodes)
-        rest.cluster.run("scontrol", "create", "partitionname=strict", f"nodes={nodes}", "maxnodes=3", check=True)
-        request_ = {**request_, "sbatch_flags": "--gres=gpu:l4:9"}  # a count of nodes alone would wait for ever
+    before = rest.cluster.run("squeue", "--noheader", "--format=%i").stdout
     (answer,) = rest.submit(rest_payload("true", api_version=rest.newest, **request_))
-    with pytest.raises(SubmitError, match=f"Slurm did not take the job: .*({words})"):
+    with pytest.raises(SubmitError, match=f"Slurm did not take the job: .*{words}"):
         parse_rest_response(answer)
-    assert rest.cluster.run("squeue", "--noheader", "--states=all", "--format=%i").stdout == before
+    assert rest.cluster.run("squeue", "--noheader", "--format=%i").stdout == before
 
 
 def test_an_answer_without_id_and_without_error_raises() -> None:
@@ -185,14 +181,13 @@ SAMPLES = {
     "begin": "--begin=2030-01-02T03:04:05",
     "chdir": "--chdir=/var",
     "cluster-constraint": "--cluster-constraint=x",
-    "comment": "--comment=\"it's\"' \"two\"  #words'",
+    "comment": '--comment="it\'s"\' "two"  #words\'',
     "constraint": "--constraint=fast",
     "container": "--container=/x",
     "container-id": "--container-id=x",
     "context": "--context=x",
     "contiguous": "--contiguous",
     "core-spec": "--core-spec=1",
-    "cores-per-socket": "--cores-per-socket=2",
     "cpu-freq": "--cpu-freq=low",
     "cpus-per-gpu": "--cpus-per-gpu=2 --gpus=1",
     "cpus-per-task": "--cpus-per-task=3",
@@ -201,7 +196,7 @@ SAMPLES = {
     "dependency": "--dependency=singleton",
     "distribution": "--distribution=cyclic",
     "error": "--error=%j.err",
-    "exclude": "--exclude=@1",
+    "exclude": "--exclude={}1",
     "exclusive": "--exclusive",
     "extra": "--extra=x",
     "gpu-bind": "--gpu-bind=closest --gpus-per-node=1",
@@ -212,7 +207,6 @@ SAMPLES = {
     "gpus-per-task": "--gpus-per-task=l4:1 --ntasks=2",
     "gres": "--gres=gpu:l4:2",
     "gres-flags": "--gres-flags=enforce-binding",
-    "hint": "--hint=nomultithread",
     "hold": "--hold",
     "input": "--input=/dev/null",
     "job-name": "--job-name='two words'",
@@ -230,7 +224,7 @@ SAMPLES = {
     "nice": "--nice=7",
     "no-kill": "--no-kill",
     "no-requeue": "--no-requeue",
-    "nodelist": "--nodelist=@2",
+    "nodelist": "--nodelist={}2",
     "nodes": "--nodes=2",
     "ntasks": "--ntasks=3",
     "ntasks-per-core": "--ntasks-per-core=1",
@@ -244,7 +238,7 @@ SAMPLES = {
     "oversubscribe": "--oversubscribe",
     "partition": "--partition=short",
     "prefer": "--prefer=fast",
-    "priority": "--priority=5",
+    "priority": "--priority=5 --begin=2030-01-02",
     "profile": "--profile=task,energy",
     "qos": "--qos=normal",
     "reboot": "--reboot",
@@ -266,6 +260,7 @@ SAMPLES = {
     "wckey": "--wckey=x",
 }
 MORE = [
+    "--cpus-per-task=3 --gpus-per-task=l4:1 --ntasks=2",
     "--ntasks-per-node=2 --gpus-per-task=1 --gpu-bind=none",
     "--exclusive=user",
     "--signal=B:USR1@90",
@@ -275,24 +270,35 @@ MORE = [
     "--mem=0",
     "--nice",
     "--gres=gpu:l4:1 --array=1,3,5",
-    "--begin=now+2hours",
     "--switches=2",
     "--kill-on-invalid-dep=no",
     "--gres-flags=disable-binding",
     "--export=NONE",
 ]
 NEVER = {
-    "bbf", "clusters", "consolidate-segments", "container-type", "export-file", "extra-node-info", "get-user-env",
+    "bbf", "clusters", "consolidate-segments", "container-type", "cores-per-socket", "export-file", "extra-node-info", "get-user-env", "hint",
     "mem-update", "nodefile", "oom-kill-step", "power", "propagate", "resources", "resv-ports", "segment",
     "spread-segments", "stepmgr",
 }  # fmt: skip
 ONLY_39_ON = {
-    "container-id", "context", "contiguous", "extra", "network", "ntasks-per-tres", "overcommit", "reboot", "switches",
+    "batch", "container-id", "context", "contiguous", "extra", "network", "ntasks-per-tres", "overcommit", "reboot", "switches",
     "tres-bind", "tres-per-task",
 }  # fmt: skip
-ONLY_38_ON = {"container", "hint", "mcs-label", "oversubscribe", "prefer", "time-min"}
+ONLY_38_ON = {"container", "mcs-label", "oversubscribe", "prefer", "time-min"}
 # Text of the client, identity, and moments; none of them is a property of the job.
-NOT_COMPARED = {"JobId", "SubmitTime", "AccrueTime", "AllocNode:Sid", "SubmitLine", "SLUID", "OOMKillStep", "Command", "Reason"}
+NOT_COMPARED = {
+    "JobId",
+    "ArrayJobId",
+    "SubmitTime",
+    "AccrueTime",
+    "AllocNode:Sid",
+    "LastSchedEval",
+    "SubmitLine",
+    "SLUID",
+    "OOMKillStep",
+    "Command",
+    "Reason",
+}
 
 
 def cannot(name: str, version: int) -> bool:
@@ -301,8 +307,6 @@ def cannot(name: str, version: int) -> bool:
         or (name in ONLY_39_ON and version < 39)
         or (name in ONLY_38_ON and version < 38)
         or (name == "priority" and version < 37)
-        or (name == "hint" and version > 38)
-        or (name == "cores-per-socket" and version in (41, 42, 43, 44))
         or (name == "distribution" and version in (39, 40))
     )
 
@@ -313,7 +317,7 @@ def test_every_option_is_a_field_or_an_error_that_names_it() -> None:
             continue
         flags = SAMPLES.get(name) or f"--{name}" + ("=1" if spec.kind == "required" else "")
         for version in VERSIONS:
-            (option,) = (option for option in parse_flags(flags.replace("@", "n")) if option.name == name)
+            (option,) = (option for option in parse_flags(flags.replace("{}", "n")) if option.name == name)
             if cannot(name, version):
                 with pytest.raises(ValueError, match=f"--{name}.* cannot be submitted through REST: .*; remove it"):
                     job_fields([option], version)
@@ -323,12 +327,16 @@ def test_every_option_is_a_field_or_an_error_that_names_it() -> None:
 
 
 def test_fields_are_those_of_the_openapi_document(rest: Rest) -> None:
+    """From v0.0.39 on slurmrestd ignores a field that it does not know; before, it refuses the job."""
+    # Those of 22.05 take what the document of another of them names, and some that none names.
+    of_text = {"nodelist", "exclude_nodes", "ntasks_per_gpu", "no_requeue", "profile", "temporary_disk_per_node"}
+    of_text |= {field for version in rest.versions if version < "v0.0.39" for field in rest.fields_of(version)}
     for version in rest.versions:
-        number = int(version.rpartition(".")[2])
-        known = rest.fields_of(version) | ({"nodelist", "exclude_nodes", "ntasks_per_gpu", "no_requeue"} if number < 39 else set())
+        known = of_text if version < "v0.0.39" else rest.fields_of(version)
         for name, flags in SAMPLES.items():
-            if not cannot(name, number):
-                assert set(job_fields(parse_flags(flags.replace("@", "n"))[:1], number)) <= known, (name, version)
+            if not cannot(name, number_of(version)):
+                options = parse_flags(flags.replace("{}", "n"))
+                assert set(job_fields(options[:1], number_of(version))) <= known, (name, version)
 
 
 def shown_jobs(cluster: Cluster) -> dict[str, dict[str, str]]:
@@ -339,29 +347,27 @@ def shown_jobs(cluster: Cluster) -> dict[str, dict[str, str]]:
             continue
         job = re.search(r"JobId=(\d+)", text)[1]
         fields = {}
-        for line in re.sub(rf"\b{job}\b", "JOB", text).splitlines():
-            line = line.strip()
+        for line in map(str.strip, text.splitlines()):
             whole = line.startswith(("Comment=", "SubmitLine=", "MailUser="))
             for word in [line] if whole else line.split():
                 key, _, value = word.partition("=")
-                fields[key] = value
+                fields[key] = re.sub(rf"(?<!\d){job}(?!\d)", "JOB", value) if key in ("StdOut", "StdErr") else value
         jobs[job] = {key: value for key, value in fields.items() if key not in NOT_COMPARED}
     return jobs
 
 
 def test_same_job_as_through_sbatch(rest: Rest, directory: Path) -> None:
     cluster = rest.cluster
-    table = [flags.replace("@", cluster.name) for flags in [*SAMPLES.values(), *MORE]]
-    hold = "" if cluster is None else " --hold"
+    table = [flags.replace("{}", cluster.name) for flags in [*SAMPLES.values(), *MORE]]
     requests = {
         flags: BatchRequest("true", num_nodes=2 if flags.startswith("--nodes") else 1,
-                            sbatch_flags=flags + ("" if "--priority" in flags or "--hold" in flags else hold))
+                            sbatch_flags=flags + ("" if "--hold" in flags or "--priority" in flags else " --hold"))
         for flags in table
     }  # fmt: skip
     by_sbatch: dict[str, str] = {}
     problems = []
     for version in rest.versions:
-        number = int(version.rpartition(".")[2])
+        number = number_of(version)
         bodies = {}
         for flags, request in requests.items():
             try:
@@ -386,7 +392,11 @@ def test_same_job_as_through_sbatch(rest: Rest, directory: Path) -> None:
                 problems.append((version, flags, str(error), by_sbatch[flags]))
                 continue
             theirs = jobs.get(by_sbatch[flags], {"sbatch": by_sbatch[flags]})
-            different = {key: (theirs.get(key), ours.get(key)) for key in {*ours, *theirs} if ours.get(key) != theirs.get(key)}
+            different = {
+                key: (theirs.get(key), ours.get(key)) for key in {*ours, *theirs} if ours.get(key) != theirs.get(key)
+            }
+            if version == "v0.0.40" and different.keys() == {"TresPerTask"} and "cpu" in flags:
+                continue  # Slurm 23.11, which this version is for, keeps the CPUs of a task in their own field alone
             if different:
                 problems.append((version, flags, different, [w.get("description") for w in answer.get("warnings", [])]))
     assert not problems, "\n".join(map(str, problems))

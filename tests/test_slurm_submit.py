@@ -264,3 +264,13 @@ def test_interrupting_follow_leaves_the_job(cluster: Cluster, workdir: Path) -> 
     assert f"tl-slurm cancel {job}" in err
     assert job_fields(cluster, job)["JobState"] == "RUNNING"
     assert "Traceback" not in err
+
+
+def test_follow_says_where_the_ranks_are(cluster: Cluster, workdir: Path) -> None:
+    resources = {**TWO, "accelerators": "L4:2"}
+    done = follow(cluster, workdir, "sleep 2\n", "--sbatch-flags", "--ntasks-per-node=2", resources=resources)
+    table = [line.split() for line in done.stderr.splitlines() if "RUNNING" in line and "job" not in line]
+    assert table == [
+        [str(rank), f"{2 * rank}-{2 * rank + 1}", node, node, "2", "l4", "RUNNING"]
+        for rank, node in enumerate(cluster.nodes[:2])
+    ]

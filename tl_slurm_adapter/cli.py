@@ -9,14 +9,15 @@ from typing import Any
 
 import click
 
-from shared_env import TaskError, __version__, load_task
-from shared_env.console import INTERRUPTED, debug_option, print_json, run_command, say
+from shared_env import TaskError, __version__, check, load_task
+from shared_env.console import INTERRUPTED, debug_option, print_json, run_command, say, show_findings, show_table
 from shared_env.shell import task_prolog
 
 from .jobs import Job, JobError, JobStatus
 from .preflight_command import command as preflight
+from .nodes import job_nodes
 from .script import BatchRequest, RequestError
-from .submit import BACKENDS, SubmitError, for_cluster, submission_environment, submit_request, test_request
+from .submit import BACKENDS, NO_PYSLURM, SubmitError, for_cluster, submission_environment, submit_request, test_request
 
 
 @click.group(name="tl-slurm", context_settings={"help_option_names": ["-h", "--help"]})
@@ -66,26 +67,25 @@ def _request(  # one argument an option
     requeue: bool,
     master_addr: str,
     master_addr_suffix: str,
+    no_check: bool = True,
 ) -> BatchRequest:
     loaded = load_task(task, overrides=overrides)
     for problem in loaded.warnings:
         say(str(problem), "yellow")
+    flags = user_sbatch_flags if sbatch_flags is None else sbatch_flags
     request = BatchRequest.from_task(
         loaded,
         partition=partition,
-        sbatch_flags=user_sbatch_flags if sbatch_flags is None else sbatch_flags,
+        sbatch_flags=flags,
         time_limit_seconds=time_limit,
         requeue=requeue,
         master_addr=master_addr,
         master_addr_suffix=master_addr_suffix,
     )
-    if request.frozen_rank:
-        say(
-            f"{task}: warning MN101: the batch shell expands the node rank in `{' '.join(request.frozen_rank.split())}`"
-            ", so every node gets 0. torchrun is given PET_RDZV_* defaults under which it agrees on the ranks itself. "
-            "Cleaner: srun bash -c 'torchrun ... --node_rank=$SLURM_NODEID ...' (in single quotes)",
-            "yellow",
-        )
+    findings = check(loaded, sbatch_flags=flags)
+    show_findings(findings, stderr=True)
+    if not no_check and any(finding.severity == "error" for finding in findings):
+        raise RequestError("nothing was submitted: the task would hang or fail; mend it, or repeat with --no-check")
     return request
 
 
@@ -100,12 +100,15 @@ def render(**options: Any) -> None:
 @task_options
 @click.option("--backend", type=click.Choice(BACKENDS), default="auto", show_default=True, help="How to submit.")
 @click.option("--clean-env", is_flag=True, help="Give the job PATH, HOME, USER ... only, not this whole environment.")
+@click.option("--no-check", is_flag=True, help="Submit although the check found an error.")
 @click.option("--test-only", is_flag=True, help="Only ask Slurm whether and when the job would start.")
 @click.option("--follow", is_flag=True, help="Wait for the job, show its log, and exit with its status.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (with --follow, the log goes to stderr).")
-def submit(backend: str, clean_env: bool, test_only: bool, follow: bool, as_json: bool, **options: Any) -> int:
+def submit(
+    backend: str, clean_env: bool, no_check: bool, test_only: bool, follow: bool, as_json: bool, **options: Any
+) -> int:
     """Submit a task and print its job id."""
-    request = _request(**options)
+    request = _request(**options, no_check=no_check)
     if test_only:
         result = test_request(request, inherit_environment=not clean_env)
         if as_json:
@@ -116,7 +119,7 @@ def submit(backend: str, clean_env: bool, test_only: bool, follow: bool, as_json
             raise SubmitError(f"Slurm would not take the job: {result.message}")
         return 0 if result.accepted else 1
     job = submit_request(request, backend=backend, inherit_environment=not clean_env)
-    if job.note:
+    if job.note and not job.note.endswith(NO_PYSLURM):
         say(job.note, "yellow")
     facts = {"job_id": job.job_id, "backend": job.backend, "note": job.note}
     if not follow:
@@ -212,6 +215,20 @@ def _tell(found: JobStatus) -> None:
     say(f"{found}{where}{when}")
 
 
+def _show_nodes(job: Job, found: JobStatus) -> None:
+    """Where the ranks are, once the job has its nodes."""
+    try:
+        nodes = job_nodes(job)
+    except JobError:  # it has just ended
+        return
+    if len(nodes) > 1:
+        rows = [
+            (each.node_rank, each.ranks or "?", each.host, each.address, each.gpus or "-", found.raw_state)
+            for each in nodes
+        ]
+        show_table(("node rank", "ranks", "host", "address", "GPUs", "state"), rows, stderr=True)
+
+
 def _write(piece: bytes, to_stderr: bool = False) -> None:
     stream = sys.stderr.buffer if to_stderr else sys.stdout.buffer
     stream.write(piece)
@@ -225,6 +242,8 @@ def _follow(job: Job, to_stderr: bool = False) -> JobStatus:
     def tell(found: JobStatus) -> None:
         if not found.finished:
             _tell(found)
+        if found.state == "running" and not (last and last[0].state == "running"):
+            _show_nodes(job, found)
         last[:] = [found]
 
     try:

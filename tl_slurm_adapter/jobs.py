@@ -94,7 +94,7 @@ class Job:
         Raises:
             JobError: the job is not known (any more), or the controller does not answer.
         """
-        return read_status(self.job_id, self._slurm("scontrol", "show", "job", self.job_id))
+        return read_status(self.job_id, self.ask("scontrol", "show", "job", self.job_id))
 
     def wait(self, timeout: float | None = None, on_change: Callable[[JobStatus], None] | None = None) -> JobStatus:
         """Block until the job has ended.
@@ -140,12 +140,13 @@ class Job:
             raise JobError(f"the log of job {self.job_id} is not there: {path} (is it on a disk of the node?)")
 
     def cancel(self) -> None:
-        """Stop the job.
+        """Stop the job, if it has not ended yet.
 
         Raises:
             JobError: Slurm's words.
         """
-        self._slurm("scancel", self.job_id)
+        self.status()  # scancel says nothing, and succeeds, when there is no such job
+        self.ask("scancel", self.job_id)
 
     def _statuses(self, on_change: Callable[[JobStatus], None] | None) -> Iterator[JobStatus | None]:
         """The status at growing intervals, from the start again when it changes; None at each tick between them."""
@@ -163,7 +164,8 @@ class Job:
                 time.sleep(min(TICK, left))
                 yield None
 
-    def _slurm(self, *command: str) -> str:
+    def ask(self, *command: str) -> str:
+        """What one of Slurm's commands prints. Raises JobError in Slurm's words."""
         try:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=self.environ)
         except FileNotFoundError:

@@ -106,9 +106,9 @@ def parse_rest_response(answer: Mapping[str, Any]) -> str:
     >>> parse_rest_response({"job_id": 42, "errors": []})
     '42'
     """
-    errors = answer.get("errors") or []
-    if not errors and answer.get("job_id"):
+    if answer.get("job_id"):  # of a held job, Slurm 22.05 says that it is held as an error
         return str(answer["job_id"])
+    errors = answer.get("errors") or []
     words = [str(text) for error in errors for text in (error.get("error"), error.get("description")) if text]
     message = one_line("\n".join(words)) or "slurmrestd gave no job id and no error"
     raise SubmitError(f"Slurm did not take the job: {message}", "\n".join(words))

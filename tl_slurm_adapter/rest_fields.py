@@ -18,6 +18,7 @@ from .resources import RequestError
 
 Fields = dict[str, Any]
 OLDEST, LAST_OF_TEXT, NEWEST = 36, 38, 45
+STEPS_READ_TRES = 41  # Slurm 24.05, where srun takes the CPUs of a task from the job's TRES
 
 
 def number_of(api_version: str) -> int:
@@ -58,9 +59,14 @@ def job_fields(options: Iterable[Option], version: int) -> Fields:
                 fields[name] += "," + value
             else:
                 fields[name] = value
+    # What the sbatch command makes of them.
+    if version >= STEPS_READ_TRES and "cpus_per_task" in fields:
+        tres = fields.get("tres_per_task", "")
+        if "cpu=" not in tres:
+            fields["tres_per_task"] = f"cpu={fields['cpus_per_task']}" + ("," + tres if tres else "")
     per_task = re.search(r"=(\d+)$", fields.get("tres_per_task", ""))
     if per_task and "gpu" in fields["tres_per_task"]:
-        fields.setdefault("tres_bind", f"gres/gpu:per_task:{per_task[1]}")  # as sbatch does
+        fields.setdefault("tres_bind", f"gres/gpu:per_task:{per_task[1]}")
     return fields
 
 
@@ -80,7 +86,6 @@ _TEXT_NAMES: Final = {
     "gpu-bind": "gpu_binding",
     "gpu-freq": "gpu_frequency",
     "gres-flags": "gres_flags",
-    "hint": "cpu_binding_hint",
     "kill-on-invalid-dep": "kill_on_invalid_dependency",
     "mem-per-gpu": "memory_per_gpu",
     "no-kill": "no_kill",
@@ -272,9 +277,9 @@ _VERSIONS: Final[dict[str, Container[int]]] = {
     ),
     **dict.fromkeys(["tres-bind", "tres-per-task", "ntasks-per-tres"], _LATE),
     **dict.fromkeys(["oversubscribe", "prefer", "time-min", "container", "mcs-label"], range(38, NEWEST + 1)),
+    "batch": _LATE,  # slurmrestd 22.05 crashes on it
     "priority": range(37, NEWEST + 1),
-    "hint": (38,),
+    "hint": (),  # slurmrestd 22.05 drops it
     "power": (),
-    "cores-per-socket": (*range(OLDEST, 41), 45),
     "distribution": (*range(OLDEST, 39), *range(41, NEWEST + 1)),
 }

@@ -13,6 +13,7 @@ from shared_env.inherit import without_launchers
 
 from . import cluster
 from .jobs import Job, one_line
+from .options import OptionError
 from .script import BatchRequest, RequestError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .script import RequestFields
 
 BACKENDS = ("auto", "pyslurm", "sbatch")
+NO_PYSLURM = "pyslurm is not installed"
 _LOGIN_NAMES = frozenset(("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "SLURM_CONF"))
 
 
@@ -58,7 +60,8 @@ def submit(
 
     Args:
         run: the script of the task.
-        backend: "sbatch", or "auto" for the best way that works here.
+        backend: "sbatch", "pyslurm", or "auto": pyslurm where it is installed, works, and can say all that is asked
+            for, else sbatch; the `note` of the Job then says why.
         inherit_environment: give the caller's environment to the job, without what belongs to another job (SLURM_*,
             the six rendezvous variables ...); otherwise only PATH, HOME, USER, LOGNAME, SHELL, LANG, LC_*, TERM.
         **request: see `render_batch_script`.
@@ -74,14 +77,22 @@ def submit_request(request: BatchRequest, *, backend: str = "auto", inherit_envi
     """Submit a request: see `submit`."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
-    if backend == "pyslurm":
-        raise SubmitError("submitting through pyslurm is not available in this version: use backend sbatch")
     environ = submission_environment(inherit_environment)
     request = for_cluster(request, environ)
     _check_size(request, environ)
+    note = ""
+    if backend != "sbatch":
+        from . import pyslurm_backend
+
+        try:
+            return Job(pyslurm_backend.submit(request, environ), backend="pyslurm", environ=environ)
+        except (pyslurm_backend.UnusableError, OptionError) as error:
+            if backend == "pyslurm":
+                raise error if isinstance(error, OptionError) else SubmitError(str(error)) from None
+            note = f"sbatch was used: {error}"
     done = _sbatch(str(request), environ)
     job_id = parse_sbatch_output(done.stdout, done.stderr)
-    return Job(job_id, backend="sbatch", environ=environ)
+    return Job(job_id, backend="sbatch", note=note, environ=environ)
 
 
 def test_only(run: str, *, inherit_environment: bool = True, **request: Unpack[RequestFields]) -> TestResult:

@@ -102,7 +102,7 @@ def _literal_ranks(subject: Subject, command: Command, start: Start) -> list[Opt
     return [item] if text is not None and text.isascii() and text.isdigit() else []
 
 
-@rule("MN113", "error", "env fixes a rank")
+@rule("MN113", "warning", "env fixes a rank")
 def rank_in_env(subject: Subject) -> Iterator[Hit]:
     """One value in env reaches every process; a rank must differ between them."""
     for name in sorted(RANKS | {"WORLD_SIZE"}) if subject.multi else ():
@@ -112,6 +112,5 @@ def rank_in_env(subject: Subject) -> Iterator[Hit]:
             message = "the number of processes is fixed here and no longer follows num_nodes or the tasks of a step"
         else:
             message = f"every process gets the same {name}, and a group with a duplicate rank never forms"
-        severity = "warning" if name == "WORLD_SIZE" else ""
         fix = f"remove {name} from env; it is set for each process"
-        yield Hit(0, f"{name}: {subject.env[name]}", message, fix, f"env.{name}", severity)
+        yield Hit(0, f"{name}: {subject.env[name]}", message, fix, f"env.{name}")

@@ -25,7 +25,7 @@ ONE_PROCESS_A_NODE = re.compile(r"jax|xla|tensorflow|TF_CONFIG|keras|vllm|sglang
 OTHER_MPI = re.compile(r"intel-?mpi|impi|mpich|mvapich|hydra|OMPI_MCA|oneapi|I_MPI_|PMIX_MCA|PRTE_MCA", re.IGNORECASE)
 
 
-@rule("MN103", "error", "Nothing starts the program on the other nodes")
+@rule("MN103", "warning", "Nothing starts the program on the other nodes")
 def no_launcher(subject: Subject) -> Iterator[Hit]:
     """A SLURM script runs on the first node only; srun or mpirun carries the program to the rest."""
     script = subject.script

@@ -53,14 +53,15 @@ def run_on_cluster(
     path, cwd = str(task.source), str(Path.cwd())
     module = _cluster_module(why, path)
     nodes = num_nodes or task.num_nodes
-    here = {str(CLUSTER.parents[2]), sys.prefix, sys.base_prefix, cwd, str(Path(path).resolve().parent)}
+    here = {str(CLUSTER.parents[2]), sys.prefix, sys.base_prefix, cwd}
     tell(f"{why}: starting a Slurm cluster of {nodes} nodes on this machine for it")
     with _Interruptible() as signals:
         try:
             with module.Cluster({"nodes": nodes, "gres": _gres(task), "keep": " ".join(sorted(here))}) as cluster:
-                # The log belongs to this run: it goes with the cluster.
+                # The hosts have a /tmp of their own. The log belongs to this run: it goes with the cluster.
+                copy = shutil.copy(path, cluster.scratch)
                 flags = f"--output={cluster.scratch}/log" + (f" --gpus-per-node={gpus_per_node}" * bool(gpus_per_node))
-                argv = [sys.executable, "-m", "tl_slurm_adapter.cli", "submit", str(Path(path).resolve()), "--follow"]
+                argv = [sys.executable, "-m", "tl_slurm_adapter.cli", "submit", str(copy), "--follow"]
                 argv += ["--set", f"resources.num_nodes={nodes}", "--sbatch-flags", flags, *arguments]
                 with cluster.popen(*argv, cwd=cwd, start_new_session=True, stdin=subprocess.DEVNULL) as process:
                     try:

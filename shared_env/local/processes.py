@@ -77,6 +77,9 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         try:
             self.stop()
+        except OSError:  # the output is lost; all must end nevertheless
+            self.stop()
+            raise
         finally:
             _adopt_orphans(False)
             for key in list(self._selector.get_map().values()):

@@ -42,7 +42,8 @@ def _summary(result: Result) -> str:
         return f"stopped after {result.seconds:.0f} s (--timeout)"
     if result.ended_by == "signal":
         return "interrupted; nothing was left running"
-    if failed := [node for node in result.nodes if node.state == "failed"]:
-        return f"{failed[0].node} failed with exit status {result.exit_status}"
+    if result.exit_status:
+        failed = [node.node for node in result.nodes if node.exit_status == result.exit_status]
+        return f"{failed[0] if failed else 'the batch script'} failed with exit status {result.exit_status}"
     ran = sum(node.state == "done" for node in result.nodes)
     return f"all well: {ran} of {len(result.nodes)} nodes ran as on {result.provider}, {result.seconds:.1f} s"

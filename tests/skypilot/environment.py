@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 VERSION = "0.14.1"
+CHECKOUT = Path(__file__).resolve().parents[2]
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CACHE = Path(os.environ.get("TL_MULTINODE_CACHE") or "/var/cache/tl-multinode")
 PACKAGES = (
     f"skypilot[slurm,remote]=={VERSION}",
@@ -37,6 +39,26 @@ def environment() -> Path:
             _run(*pip, "download", "--quiet", "--no-deps", "--dest", str(venv / "wheels"), *BUILD_PACKAGES)
             complete.write_text(wanted)
     return venv
+
+
+def client(venv: Path, home: Path) -> dict[str, str]:
+    """The variables of a SkyPilot that keeps to itself: its files below `home`, nothing reported, nothing downloaded.
+
+    The checkout is importable; `home` gets the list of accelerators that SkyPilot would fetch.
+    """
+    catalog = home / ".sky/catalogs/v8/common/accelerators.csv"
+    catalog.parent.mkdir(parents=True, exist_ok=True)
+    catalog.write_text('AcceleratorName,Clouds\nL4,"[]"\nA100,"[]"\n')
+    return {
+        "HOME": str(home),
+        "PATH": f"{venv}/bin:{SYSTEM_PATH}",
+        "PYTHONPATH": str(CHECKOUT),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+        "SKYPILOT_USER_ID": "c1c1c1c1",  # 8 hexadecimal digits; part of the names of SkyPilot's jobs and sockets
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(venv / "wheels"),
+    }
 
 
 def _run(*argv: str) -> None:

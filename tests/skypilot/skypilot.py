@@ -13,13 +13,11 @@ from typing import Any
 from cluster import Cluster
 from cluster import missing as cluster_missing
 
-from skypilot.environment import environment
+from skypilot.environment import client, environment
 
 HERE = Path(__file__).resolve().parent
-CHECKOUT = HERE.parents[1]
 COMMANDS = ("ssh", "ssh-keygen", "rsync", "socat")
 SSHD = "/usr/sbin/sshd"
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 POLICY = "admin_policy: tl_sky_adapter.MultiNodePolicy\n"
 # sshd wants an empty directory there; the distribution's service makes it when it starts.
 PRIVSEP = Path("/run/sshd")
@@ -42,6 +40,7 @@ class SkyPilot:
 
     def __init__(self) -> None:
         self.cluster = Cluster({"nodes": 2, "cpus": 16, "mem": 64000, "gres": "gpu:L4:4"})
+        self._environ: dict[str, str] = {}
         self._made_privsep = False
 
     def __enter__(self) -> SkyPilot:
@@ -81,7 +80,7 @@ class SkyPilot:
         """Run a command on the login host with SkyPilot's environment; see Cluster.run."""
         kwargs.setdefault("timeout", 110)
         kwargs.setdefault("cwd", self.client)
-        return self.cluster.run(*map(str, argv), env={**self._environ(), **(env or {})}, **kwargs)
+        return self.cluster.run(*map(str, argv), env={**self._environ, **(env or {})}, **kwargs)
 
     def sky(self, *argv: Any, **kwargs: Any) -> Any:
         """Run SkyPilot's own command line."""
@@ -99,21 +98,8 @@ class SkyPilot:
         """Switch the admin policy in SkyPilot's configuration, which client and API server read for each request."""
         (self.client / ".sky" / "config.yaml").write_text(POLICY if on else "")
 
-    def _environ(self) -> dict[str, str | None]:
-        return {
-            "HOME": str(self.client),
-            "PATH": f"{self.venv}/bin:{SYSTEM_PATH}",
-            "PYTHONPATH": str(CHECKOUT),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
-            "SKYPILOT_USER_ID": "c1c1c1c1",  # 8 hexadecimal digits; part of the names of SkyPilot's jobs and sockets
-            "PIP_NO_INDEX": "1",
-            "PIP_FIND_LINKS": str(self.venv / "wheels"),
-            "COLUMNS": "200",
-        }
-
     def _make_home(self) -> None:
-        for directory in (self.home / ".ssh", self.client / ".slurm", self.client / ".sky/catalogs/v8/common"):
+        for directory in (self.home / ".ssh", self.client / ".slurm"):
             directory.mkdir(parents=True)
         (self.home / ".ssh").chmod(0o700)
         key, host_key = self.client / "id", self.client / "hostkey"
@@ -123,8 +109,7 @@ class SkyPilot:
         (self.client / ".slurm/config").write_text(
             f"Host ci\n  HostName 127.0.0.1\n  User root\n  IdentityFile {key}\n  IdentitiesOnly yes\n"
         )
-        # The accelerators of this site; SkyPilot would download the list of all clouds.
-        (self.client / ".sky/catalogs/v8/common/accelerators.csv").write_text('AcceleratorName,Clouds\nL4,"[]"\n')
+        self._environ = client(self.venv, self.client)
         self.set_policy(False)
         # The user's home directory on the hosts, for sshd, ssh and the shell alike.
         passwd = self.cluster.scratch / "passwd"
@@ -133,7 +118,12 @@ class SkyPilot:
         for host in (self.cluster.login, *self.cluster.nodes):
             self.cluster.run("mount", "--bind", passwd, "/etc/passwd", host=host, check=True)
         prolog = self.cluster.scratch / "node_prolog.sh"
-        values = {"CONF": self.cluster.conf, "HOME": self.home, "VENV": self.venv, "SITE_BIN": Path(sys.executable).parent}
+        values = {
+            "CONF": self.cluster.conf,
+            "HOME": self.home,
+            "VENV": self.venv,
+            "SITE_BIN": Path(sys.executable).parent,
+        }
         text = (HERE / "node_prolog.sh").read_text()
         for name, value in values.items():
             text = text.replace(f"@{name}@", str(value))
