@@ -110,8 +110,10 @@ def preflight(timeout: float, export_hints: bool, as_json: bool) -> int:
 
 @group.command(name="try")
 @click.argument("task", type=click.Path(), metavar="TASK.yaml")
-@click.option("--nodes", "num_nodes", type=click.IntRange(1, 1000), help="Number of nodes instead of the task's.")
-@click.option("--gpus-per-node", type=click.IntRange(0, 1024), help="GPUs of a node instead of the task's.")
+@click.option("--nodes", "num_nodes", type=click.IntRange(1, 1000), metavar="N",
+              help="Number of nodes instead of the task's.")  # fmt: skip
+@click.option("--gpus-per-node", type=click.IntRange(0, 1024), metavar="N",
+              help="GPUs of a node instead of the task's.")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End it after so long.")
 @click.option("--provider", type=click.Choice(["slurm", "skypilot"]), help="Run it as on this system.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE",

@@ -42,6 +42,7 @@ LONGEST_LINE = 1000
 MOST_NAMED = 8  # hosts or ranks in one sentence
 # Codes of a failed attempt, the most telling first: a name has several addresses.
 ATTEMPT_CODES = ("stranger", "refused", "no-answer", "unreachable")
+MOVE = "set MASTER_ADDR="
 SET_IFNAME = "set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the interface between the nodes"
 TITLES = {
     "resolve": "name does not resolve",
@@ -77,16 +78,18 @@ def identity(environ: "Mapping[str, str]") -> "Record":
     Raises:
         EnvironmentUnusableError: a variable is missing, or is no number.
     """
+    if environ.get("TORCHELASTIC_RUN_ID"):
+        raise EnvironmentUnusableError("torchrun itself has MASTER_PORT: run the preflight in place of torchrun")
     numbers = {}
     for name in NAMES:
         value = environ.get(name, "")
         if not value:
             raise EnvironmentUnusableError(
-                name + " is not set in this process: run `tl-slurm preflight`, `tl-sky preflight`, or "
-                "`srun shared-env preflight`"
+                name + " is not set in this process: start it with `tl-slurm preflight`, `tl-sky preflight` or "
+                "`srun shared-env preflight` (if that is how it started, the task prolog did not run: see above)"
             )
         if name != "MASTER_ADDR":
-            if not value.isdigit():
+            if not value.isdecimal():
                 raise EnvironmentUnusableError(f"{name}={value!r} is not a number")
             numbers[name.lower()] = int(value)
     if not 1 <= numbers["master_port"] <= 65535:
@@ -100,7 +103,7 @@ def identity(environ: "Mapping[str, str]") -> "Record":
     job = environ.get("SKYPILOT_TASK_ID") or environ.get("SLURM_JOB_ID", "")
     started = started_processes(environ, numbers["world_size"])
     gpus = environ.get("SKYPILOT_NUM_GPUS_PER_NODE", "")
-    if ips and numbers["world_size"] == started * (int(gpus) if gpus.isdigit() else 1):
+    if ips and numbers["world_size"] == started * (int(gpus) if gpus.isdecimal() else 1):
         # There WORLD_SIZE counts GPUs, while one process a node is started; the nodes are what is tested.
         numbers["world_size"] = started
     return dict(
@@ -117,11 +120,14 @@ def identity(environ: "Mapping[str, str]") -> "Record":
 
 
 def started_processes(environ: "Mapping[str, str]", world_size: int) -> int:
-    """How many processes the launcher started, whatever WORLD_SIZE says; WORLD_SIZE where no launcher tells."""
-    if not environ.get("TORCHELASTIC_RUN_ID"):
-        for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SKYPILOT_NUM_NODES", "SLURM_STEP_NUM_TASKS"):
-            if environ.get(name, "").isdigit():
-                return int(environ[name])
+    """How many processes the launcher started, whatever WORLD_SIZE says; WORLD_SIZE where no launcher tells.
+
+    >>> started_processes({"SLURM_STEP_NUM_TASKS": "3"}, 5)
+    3
+    """
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SKYPILOT_NUM_NODES", "SLURM_STEP_NUM_TASKS"):
+        if environ.get(name, "").isdecimal():
+            return int(environ[name])
     return world_size
 
 
@@ -130,7 +136,7 @@ def node_names(environ: "Mapping[str, str]") -> "list[str]":
     if environ.get("SKYPILOT_NODE_IPS"):
         return environ["SKYPILOT_NODE_IPS"].split()
     text = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
-    return _output("scontrol", "show", "hostnames", text).split() if text else []
+    return _output("scontrol", "show", "hostnames", text, timeout=1).split() if text else []
 
 
 def facts(record: "Record", environ: "Mapping[str, str]") -> None:
@@ -139,8 +145,8 @@ def facts(record: "Record", environ: "Mapping[str, str]") -> None:
     record["torch"] = torch_version()
     record["nets"] = nets = interfaces()
     record["ifname"] = unknown_interface(environ, [name for _, name in socket.if_nameindex()])
-    while len(json.dumps(record)) > LONGEST_LINE - 350:
-        nets.pop(max(nets))  # containers may have hundreds of interfaces; eth0 and ib0 come early
+    while nets and len(json.dumps(record)) > LONGEST_LINE - 350:
+        nets.popitem()  # hosts of containers may have hundreds; those of the machine come first
     record["detail"] = "looking for its GPUs"
     record["gpus"] = gpu_count(environ)
     record["detail"] = "asking the name service for its own name"
@@ -160,13 +166,17 @@ def torch_version() -> str:
 
 
 def gpu_count(environ: "Mapping[str, str]") -> int:
-    """The GPUs that this process may use."""
+    """The GPUs that this process may use.
+
+    >>> gpu_count({"CUDA_VISIBLE_DEVICES": "2,3", "SLURM_GPUS_ON_NODE": "8"})
+    2
+    """
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if name in environ:
             # CUDA stops at the first entry that is none; Slurm writes NoDevFiles for none.
             entries = [entry.strip() for entry in environ[name].split(",")]
             return len([entry for entry in entries if entry and entry not in ("-1", "NoDevFiles")])
-    if environ.get("SLURM_GPUS_ON_NODE", "").isdigit():
+    if environ.get("SLURM_GPUS_ON_NODE", "").isdecimal():
         return int(environ["SLURM_GPUS_ON_NODE"])
     return len([line for line in _output("nvidia-smi", "-L").splitlines() if line.startswith("GPU ")])
 
@@ -191,7 +201,13 @@ def interfaces() -> "dict[str, str]":
 
 
 def unknown_interface(environ: "Mapping[str, str]", names: "Sequence[str]") -> str:
-    """NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME with its value, where it names no interface of this host."""
+    """NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME with its value, where it names no interface of this host.
+
+    >>> unknown_interface({"NCCL_SOCKET_IFNAME": "eth"}, ["lo", "eth0"])
+    ''
+    >>> unknown_interface({"NCCL_SOCKET_IFNAME": "=eth"}, ["lo", "eth0"])
+    'NCCL_SOCKET_IFNAME==eth'
+    """
     nccl = environ.get("NCCL_SOCKET_IFNAME", "")
     # NCCL's documentation: a list of prefixes, or of whole names after "=", or of excluded ones after "^".
     if nccl and not nccl.startswith("^"):
@@ -216,7 +232,11 @@ def _distinct(found: "Iterable[Any]") -> "list[str]":
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address (no name) leads nowhere but to this machine."""
+    """Whether an address (no name) leads nowhere but to this machine.
+
+    >>> is_loopback("127.0.1.1"), is_loopback("10.0.0.1")
+    (True, False)
+    """
     try:
         return ipaddress.ip_address(address.split("%", maxsplit=1)[0]).is_loopback
     except ValueError:
@@ -234,9 +254,9 @@ def is_local(address: str) -> bool:
     return bool(address)
 
 
-def _output(*command: str) -> str:
+def _output(*command: str, timeout: float = 5) -> str:
     try:
-        return subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=5).decode("utf-8", "replace")
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=timeout).decode("utf-8", "replace")
     except (OSError, subprocess.SubprocessError):
         return ""
 
@@ -262,6 +282,7 @@ class Server(threading.Thread):
         self.verdict: "Record" = {}  # noqa: UP037
         self.reports: "list[Record]" = []  # noqa: UP037
         self._buffers: "dict[socket.socket, bytes]" = {}  # noqa: UP037
+        self._met: "set[socket.socket]" = set()  # noqa: UP037
         self._listener = listen(own["master_port"])
         self._selector = selectors.DefaultSelector()
 
@@ -276,13 +297,17 @@ class Server(threading.Thread):
                     self._accept()
                 else:
                     self._read(key.fileobj)  # type: ignore[arg-type]
+        self._selector.unregister(self._listener)
         self._listener.close()
         records = list(self.reports)
         if not any(process_key(each) == process_key(self.own) for each in records):
             records.append(dict(self.own))
         self.verdict = judge(records, nodes)
         text = _line({"ok": self.verdict["ok"]})
-        for connection in self._buffers:
+        for connection in list(self._buffers):
+            if connection not in self._met:
+                self._drop(connection)
+                continue
             with contextlib.suppress(OSError):
                 connection.send(text)
         # The other side closes first, so that no connection lingers here in TIME_WAIT on the port of the job.
@@ -290,6 +315,9 @@ class Server(threading.Thread):
         while self._buffers and time.monotonic() < end:
             for key, _ in self._selector.select(0.2):
                 self._read(key.fileobj)  # type: ignore[arg-type]
+        for connection in list(self._buffers):
+            self._drop(connection)
+        self._selector.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -312,12 +340,13 @@ class Server(threading.Thread):
             self._drop(connection)
             return
         self._buffers[connection] = text
-        if text.endswith(b"\n") and not self.verdict:
+        if text.endswith(b"\n") and connection not in self._met:
             record = _parsed(text)
-            if not isinstance(record.get("rank"), int):
+            if not is_record(record):
                 self._drop(connection)
                 return
             self.reports.append(record)
+            self._met.add(connection)
             # Its patience counts too: it started earlier than this process.
             self.deadline = min(self.deadline, time.monotonic() + record.get("left", 0))
 
@@ -326,6 +355,14 @@ class Server(threading.Thread):
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection)
         connection.close()
+
+
+def is_record(value: "Record") -> bool:
+    """Whether a value that came from outside has what `identity` gives, and a time."""
+    numbers = ("left", "rank", "local_rank", "node_rank", "world_size", "master_port", "started")
+    return all(isinstance(value.get(name), (int, float)) for name in numbers) and all(
+        isinstance(value.get(name), str) for name in ("host", "node", "master_addr", "code", "detail")
+    )
 
 
 def listen(port: int) -> socket.socket:
@@ -470,7 +507,7 @@ def judge(records: "Iterable[Record]", nodes: "Sequence[str]" = ()) -> "Record":
     warnings = _warnings(ranks)
     hints = {}
     if any(each["code"] in ("wrong-interface", "own-name") for each in faults + warnings):
-        hints = interface_hints(ranks, zero, moved=any("shared" in each for each in faults))
+        hints = interface_hints(ranks, zero, moved=any(MOVE in each["fix"] for each in faults))
     return {"ok": not faults, "faults": faults, "warnings": warnings, "hints": hints, "ranks": ranks}
 
 
@@ -496,28 +533,24 @@ def _unreached(ranks: "list[Record]", zero: "Record | None") -> "list[Finding]":
         out.append(_finding(cause, who, text, fix))
         for each in who:
             each["state"] = TITLES[cause]
-        if fix.startswith("set MASTER_ADDR="):
-            out[-1]["shared"] = True
     return out
 
 
 def _cause(record: "Record", zero: "Record | None") -> "tuple[str, str, str]":
     """Code, sentence and remedy for a rank that did not meet rank 0."""
-    addr, port, code = record["master_addr"], record["master_port"], record["code"]
-    found = record.get("resolved", [])
-    there = f"{addr}:{port}" + (" ({})".format(", ".join(found)) if found not in ([], [addr]) else "")
-    if code == "resolve":
-        return (
-            code,
-            "MASTER_ADDR={!r} does not resolve: {}".format(addr, record["detail"]),
-            "add the name to DNS or /etc/hosts of that host, or use addresses: --master-addr=ip",
-        )
-    if found and all(is_loopback(each) for each in found) and not (zero and zero["host"] == record["host"]):
-        return ("loopback", *_loopback(addr))
-    if zero:
+    code, found = record["code"], record.get("resolved", [])
+    elsewhere = zero["host"] != record["host"] if zero else record["node_rank"] > 0 and code == "refused"
+    if elsewhere and found and all(map(is_loopback, found)):
+        return ("loopback", *_loopback(record["master_addr"]))
+    there = "{master_addr}:{master_port}".format(**record)
+    if found not in ([], [record["master_addr"]]):
+        there += " ({})".format(", ".join(found))
+    if zero and found and code != "resolve":
         has = {address.split("/")[0]: name for name, address in zero.get("nets", {}).items()}
-        same = found == zero.get("resolved")
-        if found and (not zero.get("local", True) if same else zero.get("nets") and not set(found) & set(has)):
+        outside = not zero.get("local", True)
+        if found != zero.get("resolved"):
+            outside = bool(has) and not set(found) & set(has) and not any(":" in each for each in found)
+        if outside:
             return (
                 "wrong-interface",
                 "{} is no address of {}, where rank 0 runs ({})".format(there, zero["host"], _nets(zero)),
@@ -529,38 +562,45 @@ def _cause(record: "Record", zero: "Record | None") -> "tuple[str, str, str]":
             return (
                 "wrong-interface",
                 "{} is {} of {}; this host has no way there ({})".format(there, used, zero["host"], _nets(record)),
-                f"set MASTER_ADDR={_address_in(zero, network)}, the network that both have",
+                f"{MOVE}{_address_in(zero, network)}, on the network that both have",
             )
-    text, fix = {
+    return (code, *_sentences(record, there, listens=bool(zero and not zero.get("code")))[code])
+
+
+def _sentences(record: "Record", there: str, listens: bool) -> "dict[str, tuple[str, str]]":
+    """What each code of an attempt means, and the remedy; `listens`: rank 0 is known to have met others."""
+    detail = record["detail"]
+    return {
+        "resolve": (
+            "MASTER_ADDR={!r} does not resolve: {}".format(record["master_addr"], detail),
+            "add the name to DNS or /etc/hosts of that host, or use addresses: --master-addr=ip",
+        ),
         "refused": (
-            f"{there} refuses: nobody listens there",
-            "see whether rank 0 runs on that host; an explicit MASTER_ADDR or RANK in env may be wrong, or a firewall "
-            "rejects the port",
+            there + (" refuses, although rank 0 listened" if listens else " refuses: nobody listens there"),
+            "a firewall rejects the port, or this process came when the others had given up (--timeout)"
+            if listens
+            else "see whether rank 0 runs on that host (is MASTER_ADDR or RANK set in env?); or a firewall rejects",
         ),
         "no-answer": (
-            f"{there} does not answer: packets are dropped on the way",
+            there + " does not answer: packets are dropped on the way",
             "allow TCP between the nodes in the firewall of this host and of rank 0's (or security group), "
             "or use another network for MASTER_ADDR",
         ),
         "unreachable": (
-            "{} cannot be reached: {}".format(there, record["detail"]),
+            f"{there} cannot be reached: {detail}",
             "a firewall rejects, or there is no route: use an address of a network that all nodes have "
             f"(this host: {_nets(record)})",
         ),
         "stranger": (
-            "{} is answered, but not by rank 0 of this job: {}".format(there, record["detail"]),
+            f"{there} is answered, but not by rank 0 of this job: {detail}",
             "set another MASTER_PORT in env",
         ),
-        "lost": (
-            "the connection to {} ended: {}".format(there, record["detail"]),
-            "see why rank 0 ended in its output",
-        ),
+        "lost": (f"the connection to {there} ended: {detail}", "see why rank 0 ended in its output"),
         "stuck": (
-            "this process is still " + record["detail"],
-            f"see whether `getent hosts {addr}` and nvidia-smi answer on that host",
+            "this process is still " + detail,
+            "see whether `getent hosts {master_addr}` and nvidia-smi answer on that host".format(**record),
         ),
-    }[code]
-    return code, text, fix
+    }
 
 
 def _loopback(addr: str) -> "tuple[str, str]":
@@ -800,7 +840,7 @@ def records_in(text: str) -> "list[Record]":
     """The records in the mixed output of all ranks (printed with --records), whatever stands before them in a line."""
     parts = (line.partition(MARK) for line in text.splitlines())
     found = (_parsed(rest.encode("utf-8", "replace")) for _, mark, rest in parts if mark)
-    return [each for each in found if isinstance(each.get("rank"), int)]
+    return [each for each in found if is_record(dict(each, left=0))]
 
 
 # --- the command -------------------------------------------------------------------------------------------------
@@ -887,4 +927,7 @@ def main(argv: "Sequence[str] | None" = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -91,6 +91,11 @@ def slurm_block(
     )
 
 
+def remote_trap() -> str:
+    """A bash function in front of the command of that name, for a multi-node script that is wrapped in it."""
+    return _source("slurm_remote_trap.sh")
+
+
 def sky_prefix(*, per_node: bool = False) -> str:
     """The text before a SkyPilot run command; ends in a newline.
 

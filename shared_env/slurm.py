@@ -31,9 +31,7 @@ def read(environ: Mapping[str, str]) -> Rendezvous | None:
         return None
     reader = Reader(environ)
     world_size = _world_size(reader)
-    if not (environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")) and (
-        world_size > 1 or environ.get("SLURM_JOB_NUM_NODES", "1") != "1"
-    ):
+    if not _step(environ) and (world_size > 1 or environ.get("SLURM_JOB_NUM_NODES", "1") != "1"):
         raise EnvError(
             f"this is the batch shell of a job with {world_size} tasks, not one of them: start the command with srun "
             "(srun shared-env exec -- CMD)",
@@ -52,6 +50,12 @@ def read(environ: Mapping[str, str]) -> Rendezvous | None:
     )
 
 
+def _step(environ: Mapping[str, str]) -> str:
+    """The step's number; empty in the batch shell, to which 26.05 gives the negative number of no step."""
+    step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or ""
+    return "" if step.startswith("-") else step
+
+
 def _world_size(reader: Reader) -> int:
     environ = reader.environ
     if environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS"):
@@ -68,9 +72,7 @@ def _port(reader: Reader) -> int:
     environ = reader.environ
     job = reader.number("MASTER_PORT", "SLURM_JOB_ID", "SLURM_JOBID")
     restarts = reader.number("MASTER_PORT", "SLURM_RESTART_COUNT") if environ.get("SLURM_RESTART_COUNT") else 0
-    step = 0
-    if environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID"):
-        step = reader.number("MASTER_PORT", "SLURM_STEP_ID", "SLURM_STEPID")
+    step = reader.number("MASTER_PORT", "SLURM_STEP_ID", "SLURM_STEPID") if _step(environ) else 0
     reader.sources["MASTER_PORT"] = "derived from SLURM_JOB_ID, SLURM_RESTART_COUNT, SLURM_STEP_ID"
     return derive_port(job, restarts, step)
 

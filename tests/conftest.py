@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, missing
+from skypilot import SkyPilot
+from skypilot import missing as skypilot_missing
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,6 +37,15 @@ def make_cluster(_cluster_possible: None) -> Iterator[Callable[..., Cluster]]:
     """Start another cluster, for this test alone: make_cluster(nodes=2, gres="gpu:4", extra_conf="KillWait=5")."""
     with ExitStack() as stack:
         yield lambda **settings: stack.enter_context(Cluster(settings))
+
+
+@pytest.fixture(scope="session")
+def skypilot() -> Iterator[SkyPilot]:
+    """The session's SkyPilot, with a Slurm cluster of its own (of the installed release only, so not marked slurm)."""
+    if reason := skypilot_missing():
+        pytest.fail(reason, pytrace=False)
+    with SkyPilot() as started:
+        yield started
 
 
 @pytest.fixture

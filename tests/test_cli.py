@@ -141,3 +141,11 @@ def test_task_prolog_runs_as_printed(tmp_path: Path) -> None:
     done = subprocess.run([prolog], env=task, capture_output=True, text=True, check=True)
     assert "export RANK=1\n" in done.stdout
     assert "export MASTER_ADDR=n1\n" in done.stdout
+
+
+@pytest.mark.parametrize(("command", "word"), [("tl-slurm", "submit"), ("shared-env", "check")])
+def test_completion(command: str, word: str) -> None:
+    variable = f"_{command.upper().replace('-', '_')}_COMPLETE"
+    assert f"{command}" in run(command, env={variable: "bash_source"}).stdout
+    done = run(command, env={variable: "bash_complete", "COMP_WORDS": f"{command} {word[:3]}", "COMP_CWORD": "1"})
+    assert f"plain,{word}\n" in done.stdout

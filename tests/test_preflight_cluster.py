@@ -17,11 +17,15 @@ from slurm_jobs import PYTHON, files_left, tl_slurm, wait_for
 PORT = 23456
 SHARED_ENV = (PYTHON, "-m", "shared_env.cli")
 SQUATTER = f"import socket, time; s = socket.create_server(('', {PORT})); print(flush=True); time.sleep(60)"
+# For tests in which somebody waits in vain: long enough for all processes of a busy machine to start.
+WAIT = "--timeout=4"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "preflight.md"
+BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
 MakeCluster = Callable[..., Cluster]
 
 
 def preflight(cluster: Cluster, *args: Any, nodes: int = 3, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    done = tl_slurm(cluster, "preflight", "--nodes", nodes, "--timeout", 3, *args, **kwargs)
+    done = tl_slurm(cluster, "preflight", "--nodes", nodes, *args, **kwargs)
     assert "Traceback" not in done.stdout + done.stderr
     return done
 
@@ -117,7 +121,7 @@ def test_name_does_not_resolve_on_one_node(make_cluster: MakeCluster) -> None:
     name = f"{cluster.nodes[0]}-ib"
     known = [words for words in hosts_of(cluster, cluster.login) if name not in words]
     replace_hosts(cluster, 3, "".join(" ".join(words) + "\n" for words in known))
-    done = preflight(cluster, "--master-addr-suffix=-ib")
+    done = preflight(cluster, WAIT, "--master-addr-suffix=-ib")
     assert faults(done) == [("name does not resolve", [cluster.nodes[2]])]
     assert f"MASTER_ADDR={name!r} does not resolve" in done.stdout
     assert [row["STATE"] for row in table(done)] == ["ok", "ok", "name does not resolve"]
@@ -125,7 +129,7 @@ def test_name_does_not_resolve_on_one_node(make_cluster: MakeCluster) -> None:
     # Without a program that collects, rank 0 says who is missing, and the node says why.
     for kill in ("0", "1"):
         env = {"MASTER_ADDR": name, "SLURM_KILL_BAD_EXIT": kill}
-        step = cluster.run("srun", "-N3", *SHARED_ENV, "preflight", "--timeout=3", env=env)
+        step = cluster.run("srun", "-N3", *SHARED_ENV, "preflight", WAIT, env=env)
         assert step.returncode == 1 or (kill == "1" and step.returncode == 128 + signal.SIGTERM)
         step.returncode = 1
         assert faults(step) == [("missing", [cluster.nodes[2]])]
@@ -135,17 +139,17 @@ def test_name_does_not_resolve_on_one_node(make_cluster: MakeCluster) -> None:
 
 @pytest.mark.parametrize("addr", ["localhost", "127.0.0.1"])
 def test_loopback(cluster: Cluster, workdir: Path, addr: str) -> None:
-    done = preflight(cluster, "--env", f"MASTER_ADDR={addr}", cwd=workdir)
+    done = preflight(cluster, WAIT, "--env", f"MASTER_ADDR={addr}", cwd=workdir)
     assert faults(done) == [("loopback address", cluster.nodes[1:])]
     assert f"MASTER_ADDR={addr!r} is a loopback address" in done.stdout
-    step = cluster.run("srun", "-N3", *SHARED_ENV, "preflight", "--timeout=2", env={"MASTER_ADDR": addr})
+    step = cluster.run("srun", "-N3", *SHARED_ENV, "preflight", WAIT, env={"MASTER_ADDR": addr})
     assert faults(step) == [("loopback address", cluster.nodes[:1]), ("missing", cluster.nodes[1:])]
     assert step.stderr.count("loopback address") == 4  # of each of two nodes, title and sentence
 
 
 def test_address_of_another_host(cluster: Cluster, workdir: Path) -> None:
     second = address(cluster, cluster.nodes[1])
-    done = preflight(cluster, "--env", f"MASTER_ADDR={second}", "--export-hints", cwd=workdir)
+    done = preflight(cluster, WAIT, "--env", f"MASTER_ADDR={second}", "--export-hints", cwd=workdir)
     done.stdout, hints = done.stderr[done.stderr.index("RANK  ") :], done.stdout
     assert faults(done) == [("wrong interface", cluster.nodes)]
     assert f"{second}:{_port(done)} is no address of {cluster.nodes[0]}, where rank 0 runs (eth0 " in done.stdout
@@ -155,7 +159,7 @@ def test_address_of_another_host(cluster: Cluster, workdir: Path) -> None:
 def test_network_that_one_node_is_not_on(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
     cluster.node(3, "ip", "link", "set", "ib0", "down", check=True)
-    done = preflight(cluster, "--master-addr-suffix=-ib", "--export-hints")
+    done = preflight(cluster, WAIT, "--master-addr-suffix=-ib", "--export-hints")
     first = address(cluster, cluster.nodes[0])
     assert done.stdout.splitlines() == [
         f"export MASTER_ADDR={first}", "export NCCL_SOCKET_IFNAME=eth0", "export GLOO_SOCKET_IFNAME=eth0",
@@ -200,8 +204,8 @@ def test_port_taken(cluster: Cluster, workdir: Path) -> None:
     with cluster.popen(PYTHON, "-c", SQUATTER, host=cluster.nodes[0], stdout=subprocess.PIPE) as squatter:
         assert squatter.stdout is not None
         squatter.stdout.readline()
-        done = preflight(cluster, "--env", f"MASTER_PORT={PORT}", cwd=workdir)
-        step = cluster.run("srun", "-N2", *SHARED_ENV, "preflight", "--timeout=2", env={"MASTER_PORT": str(PORT)})
+        done = preflight(cluster, WAIT, "--env", f"MASTER_PORT={PORT}", cwd=workdir)
+        step = cluster.run("srun", "-N2", *SHARED_ENV, "preflight", WAIT, env={"MASTER_PORT": str(PORT)})
         squatter.kill()
     assert faults(done) == faults(step) == [("port taken", [cluster.nodes[0]])]
     assert f"another program has port {PORT} of {cluster.nodes[0]}" in done.stdout
@@ -221,7 +225,7 @@ def test_port_taken(cluster: Cluster, workdir: Path) -> None:
 def test_firewall_drops(make_cluster: MakeCluster, node: int, rule: str, lost: list[int]) -> None:
     cluster = make_cluster()
     firewall(cluster, node, rule)
-    done = preflight(cluster, "--env", f"MASTER_PORT={PORT}")
+    done = preflight(cluster, WAIT, "--env", f"MASTER_PORT={PORT}")
     assert faults(done) == [("no answer, firewall?", [cluster.nodes[each] for each in lost])]
     assert f"{cluster.nodes[0]}:{PORT} ({address(cluster, cluster.nodes[0])}) does not answer" in done.stdout
     assert "wrong interface" not in done.stdout
@@ -234,7 +238,7 @@ def test_firewall_drops(make_cluster: MakeCluster, node: int, rule: str, lost: l
 def test_firewall_rejects(make_cluster: MakeCluster, verdict: str, title: str) -> None:
     cluster = make_cluster(nodes=2)
     firewall(cluster, 1, f"input iif != lo tcp dport {PORT} {verdict}")
-    done = preflight(cluster, "--env", f"MASTER_PORT={PORT}", nodes=2)
+    done = preflight(cluster, WAIT, "--env", f"MASTER_PORT={PORT}", nodes=2)
     assert faults(done) == [(title, [cluster.nodes[1]])]
     assert "firewall" in done.stdout
 
@@ -252,7 +256,7 @@ def prolog(workdir: Path, text: str) -> str:
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_node_never_starts(cluster: Cluster, workdir: Path, rank: int) -> None:
     hangs = prolog(workdir, f'[ "$SLURM_PROCID" != {rank} ] || sleep 60')
-    done = preflight(cluster, "--env", hangs, cwd=workdir)
+    done = preflight(cluster, WAIT, "--env", hangs, cwd=workdir)
     host = cluster.nodes[rank]
     others = [each for each in cluster.nodes if each != host]
     assert faults(done) == [*([("port refused", others)] if rank == 0 else []), ("missing", [host])]
@@ -262,7 +266,7 @@ def test_a_node_never_starts(cluster: Cluster, workdir: Path, rank: int) -> None
 
 @pytest.mark.parametrize("value", [0, 1])
 def test_duplicate_rank(cluster: Cluster, workdir: Path, value: int) -> None:
-    done = preflight(cluster, "--env", f"RANK={value}", cwd=workdir)
+    done = preflight(cluster, WAIT, "--env", f"RANK={value}", cwd=workdir)
     assert ("duplicate rank", cluster.nodes) in faults(done)
     assert f"RANK={value} in 3 processes, on {', '.join(cluster.nodes)}" in done.stdout
     assert "remove RANK from env" in done.stdout
@@ -306,7 +310,7 @@ def test_gpu_counts_differ(cluster: Cluster, workdir: Path) -> None:
     assert [row["GPUS"] for row in table(done)] == ["2", "2", "1"]
 
 
-# --- the command -------------------------------------------------------------------------------------------------
+# --- the page, and the command ----------------------------------------------------------------------------------
 
 
 def test_no_python_on_the_nodes(cluster: Cluster, workdir: Path) -> None:
@@ -351,6 +355,14 @@ def test_wrong_usage(cluster: Cluster, workdir: Path, args: list[str], words: st
     assert done.returncode in (1, 2)
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("line", [line for block in BLOCKS for line in block.splitlines()])
+def test_command_of_the_page(cluster: Cluster, workdir: Path, line: str) -> None:
+    path = f"{Path(PYTHON).parent}:/usr/local/bin:/usr/bin:/bin"
+    done = cluster.run("bash", "-c", line, cwd=workdir, env={"PATH": path})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ok: " in done.stdout + done.stderr or json.loads(done.stdout)["ok"]
 
 
 def _port(done: subprocess.CompletedProcess[str]) -> str:

@@ -276,13 +276,13 @@ MORE = [
     "--export=NONE",
 ]
 NEVER = {
-    "bbf", "clusters", "consolidate-segments", "container-type", "cores-per-socket", "export-file", "extra-node-info", "get-user-env", "hint",
-    "mem-update", "nodefile", "oom-kill-step", "power", "propagate", "resources", "resv-ports", "segment",
-    "spread-segments", "stepmgr",
+    "bbf", "clusters", "consolidate-segments", "container-type", "cores-per-socket", "export-file", "extra-node-info",
+    "get-user-env", "hint", "mem-update", "nodefile", "oom-kill-step", "power", "propagate", "resources", "resv-ports",
+    "segment", "spread-segments", "stepmgr",
 }  # fmt: skip
 ONLY_39_ON = {
-    "batch", "container-id", "context", "contiguous", "extra", "network", "ntasks-per-tres", "overcommit", "reboot", "switches",
-    "tres-bind", "tres-per-task",
+    "batch", "container-id", "context", "contiguous", "extra", "network", "ntasks-per-tres", "overcommit", "reboot",
+    "switches", "tres-bind", "tres-per-task",
 }  # fmt: skip
 ONLY_38_ON = {"container", "mcs-label", "oversubscribe", "prefer", "time-min"}
 # Text of the client, identity, and moments; none of them is a property of the job.
@@ -348,11 +348,13 @@ def shown_jobs(cluster: Cluster) -> dict[str, dict[str, str]]:
         job = re.search(r"JobId=(\d+)", text)[1]
         fields = {}
         for line in map(str.strip, text.splitlines()):
-            whole = line.startswith(("Comment=", "SubmitLine=", "MailUser="))
-            for word in [line] if whole else line.split():
+            for word in [line] if line.startswith(("Comment=", "SubmitLine=")) else line.split():
                 key, _, value = word.partition("=")
-                fields[key] = re.sub(rf"(?<!\d){job}(?!\d)", "JOB", value) if key in ("StdOut", "StdErr") else value
-        jobs[job] = {key: value for key, value in fields.items() if key not in NOT_COMPARED}
+                if key in ("StdOut", "StdErr"):
+                    value = re.sub(rf"(?<!\d){job}(?!\d)(?=[^/]*$)", "JOB", value)
+                if key not in NOT_COMPARED:
+                    fields[key] = value
+        jobs[job] = fields
     return jobs
 
 

@@ -108,6 +108,9 @@ def test_clean_env_passes_a_login_and_nothing_else(cluster: Cluster, workdir: Pa
     assert {n for n in names if not n.startswith(("SLURM", "SRUN", "SBATCH", "LC_", "MASTER_", "SBCAST"))} <= {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "WORLD_SIZE", "PWD", "SHLVL", "_"),
         *("ENVIRONMENT", "HOSTNAME", "TMPDIR", "OLDPWD"),
+        # sbatch 24.11 and later, for the launchers of MPI libraries
+        *("HYDRA_BOOTSTRAP", "HYDRA_LAUNCHER_EXTRA_ARGS", "OMPI_MCA_plm_slurm_args", "PRTE_MCA_plm_slurm_args"),
+        *("I_MPI_HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"),
     }
 
 

@@ -117,6 +117,16 @@ def test_real_gpus_are_shared_out(place: Directory) -> None:
     assert (lines_of(done.stdout, "node1"), lines_of(done.stdout, "node2")) == (["3,5"], ["6,7"])
 
 
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_every_node_has_a_temporary_directory_that_goes_with_the_run(place: Directory, provider: str) -> None:
+    task = place.task('touch "$TMPDIR/x.$RANK"; ls "$TMPDIR"', launch="per-node", resources={"provider": provider})
+    done = place.run(task, *port_option())
+    assert (lines_of(done.stdout, "node1"), lines_of(done.stdout, "node2")) == (["x.0"], ["x.1"])
+    given = place.run(task, *port_option(), "--set", f"TMPDIR={place.path / 'home'}")
+    assert given.returncode == 0
+    assert sorted(path.name for path in (place.path / "home").iterdir()) == ["x.0", "x.1"]
+
+
 def test_sbatch_lines_of_the_script_count(place: Directory) -> None:
     task = place.task("#!/bin/sh\n#SBATCH --gres=gpu:2 --ntasks-per-node=4\necho $SLURM_GPUS_ON_NODE $WORLD_SIZE\n")
     done = place.run(task)

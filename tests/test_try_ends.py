@@ -38,7 +38,7 @@ def test_the_first_failure_ends_every_node(place: Directory, provider: str) -> N
     done = place.run(task(place, script, provider, nodes=3))
     assert done.returncode == 7
     for rank in range(3):
-        assert lines_of(done.stdout, f"node{rank + 1}") == [f"ready {rank}", "last words"]
+        assert lines_of(done.stdout, f"node{rank + 1}")[:2] == [f"ready {rank}", "last words"]
     states = [line.split()[3:5] for line in done.stderr.splitlines()[1:4]]
     assert states[1] == ["7", "failed"]
     assert states[0][1] == states[2][1] == "ended"
@@ -90,7 +90,7 @@ def test_an_interrupt_during_setup_leaves_nothing(place: Directory, provider: st
 def test_a_second_interrupt_kills_what_ignores_the_first(place: Directory) -> None:
     stubborn = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: print('no', flush=True))\n"
     (place.path / "stubborn.py").write_text(f"{stubborn}print('ready', flush=True)\nwhile True: time.sleep(60)\n")
-    with place.popen(task(place, "python3 stubborn.py", "slurm")) as process:
+    with place.popen(task(place, "exec python3 stubborn.py", "slurm")) as process:
         read_until(process.stdout, "[node1] ready", "[node2] ready")
         os.killpg(process.pid, signal.SIGINT)
         read_until(process.stdout, "[node1] no", "[node2] no")
@@ -99,6 +99,20 @@ def test_a_second_interrupt_kills_what_ignores_the_first(place: Directory) -> No
     assert process.returncode == 130
     assert "137 ended" in err
     place.assert_clean()
+
+
+def test_a_program_below_the_script_has_time_to_save_its_state(place: Directory) -> None:
+    (place.path / "save.py").write_text("""
+import signal, time
+def save(*_):
+    time.sleep(0.3)
+    print('saved', flush=True)
+    raise SystemExit
+signal.signal(signal.SIGTERM, save)
+time.sleep(600)
+""")
+    done = place.run(task(place, "python3 save.py\ntrue", "slurm"), "--timeout", "2")
+    assert lines_of(done.stdout, "node1") == lines_of(done.stdout, "node2") == ["saved"]
 
 
 def test_what_ignores_sigterm_is_killed(place: Directory) -> None:
@@ -110,7 +124,7 @@ def test_what_ignores_sigterm_is_killed(place: Directory) -> None:
 def test_an_interrupt_while_nobody_reads(place: Directory) -> None:
     with place.popen(task(place, "yes")) as process:
         assert process.stdout
-        read_until(process.stdout, "[node1] y", "[node2] y")
+        process.stdout.readline()
         time.sleep(0.5)  # the pipe is full now
         os.killpg(process.pid, signal.SIGINT)
         assert wait_for_exit(process) == 130
@@ -131,7 +145,7 @@ def test_the_end_of_the_time(place: Directory, provider: str) -> None:
     done = place.run(task(place, f"{BUSY}\nsleep 600\n", provider), "--timeout", "2")
     assert done.returncode == 124
     assert "(--timeout)" in done.stderr
-    assert lines_of(done.stdout, "node2") == ["ready 1"]
+    assert lines_of(done.stdout, "node2")[:1] == ["ready 1"]
 
 
 def test_nohup_is_respected(place: Directory) -> None:

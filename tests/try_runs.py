@@ -55,7 +55,7 @@ class Directory:
             **kwargs,
         )
 
-    def run(self, *arguments: Any, timeout: float = 100, **kwargs: Any) -> subprocess.CompletedProcess[Any]:
+    def run(self, *arguments: Any, timeout: float = 60, **kwargs: Any) -> subprocess.CompletedProcess[Any]:
         """Run it to its end, and see that nothing is left."""
         with self.popen(*arguments, **kwargs) as process:
             try:

@@ -93,10 +93,11 @@ def here(sky: Any) -> dict[str, Any]:
     """SkyPilot on this machine: versions of client and API server, where it can launch, and the admin policy."""
     from sky.client.sdk import enabled_clouds  # noqa: PLC0415
 
+    infra = list(sky.get(enabled_clouds()))  # first: it starts the local API server, or says that there is none
     return {
         "skypilot": sky.__version__,
         "api_server": sky.api_info().version,
-        "infra": list(sky.get(enabled_clouds())),
+        "infra": infra,
         "admin_policy": sky.skypilot_config.get_nested(("admin_policy",), None),
     }
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,9 @@ _STATES = {
 }
 STATE_OF = {raw: state for state, names in _STATES.items() for raw in names.split()}
 FINISHED = ("succeeded", "failed", "cancelled")
+_SQUEUE_FIELDS = "State:|,exit_code:|,NodeList:|,StartTime:|,Reason:|,RestartCnt:|"
+_SACCT = ("--noheader", "--parsable2", "--allocations")
+_SACCT_FIELDS = "State,ExitCode,NodeList,Start,Reason"
 FIRST_POLL, LAST_POLL = 0.2, 5.0  # seconds between two questions to Slurm; each is half as long again as the last
 TICK = 0.2  # seconds between two looks at a log
 
@@ -89,12 +93,16 @@ class Job:
     environ: dict[str, str] | None = field(default=None, repr=False, compare=False)
 
     def status(self) -> JobStatus:
-        """Ask Slurm once.
+        """Ask Slurm once: squeue, then sacct (where there is accounting), then scontrol.
 
         Raises:
             JobError: the job is not known (any more), or the controller does not answer.
         """
-        return read_status(self.job_id, self.ask("scontrol", "show", "job", self.job_id))
+        status = self._status()
+        if not status.log:
+            with contextlib.suppress(JobError):
+                return replace(status, log=self._log())
+        return status
 
     def wait(self, timeout: float | None = None, on_change: Callable[[JobStatus], None] | None = None) -> JobStatus:
         """Block until the job has ended.
@@ -128,7 +136,7 @@ class Job:
         path, offset, finished = "", 0, False
         for status in self._statuses(on_change):
             if status is not None:
-                path, finished = status.log or path, status.finished
+                path, finished = status.log or path or self._log(), status.finished
                 if not path or path == "/dev/null":
                     raise JobError(f"job {self.job_id} writes its output to {path or 'no file that Slurm names'}")
             for piece in _read_from(path, offset):
@@ -152,7 +160,7 @@ class Job:
         """The status at growing intervals, from the start again when it changes; None at each tick between them."""
         pause, seen = FIRST_POLL, None
         while True:
-            status = self.status()
+            status = self._status()
             key = (status.raw_state, status.reason, status.nodes, status.start)
             if key != seen and on_change is not None:
                 on_change(status)
@@ -163,6 +171,27 @@ class Job:
             while (left := end - time.monotonic()) > 0:
                 time.sleep(min(TICK, left))
                 yield None
+
+    def _status(self) -> JobStatus:
+        """The status without the log's place, from the first source that knows the job."""
+        of_job = f"--jobs={self.job_id}"
+        sources = (
+            (read_table, ("squeue", "--noheader", "--states=all", of_job, f"--Format={_SQUEUE_FIELDS}")),
+            (read_table, ("sacct", "--expand-patterns", *_SACCT, of_job, f"--format={_SACCT_FIELDS},Restarts,StdOut")),
+            (read_table, ("sacct", *_SACCT, of_job, f"--format={_SACCT_FIELDS}")),  # before 24.05
+            (read_status, ("scontrol", "show", "job", self.job_id)),
+        )
+        error = JobError()
+        for read, command in sources:
+            try:
+                return read(self.job_id, self.ask(*command))
+            except JobError as found:
+                error = found
+        raise error
+
+    def _log(self) -> str:
+        """Where the log is. squeue knows only the pattern, as slurm-%j.out."""
+        return read_status(self.job_id, self.ask("scontrol", "show", "job", self.job_id)).log
 
     def ask(self, *command: str) -> str:
         """What one of Slurm's commands prints. Raises JobError in Slurm's words."""
@@ -194,7 +223,29 @@ def read_status(job_id: str, text: str) -> JobStatus:
     records = [_record(part) for part in re.split(r"\n\s*\n", text) if "JobState=" in part]
     if not records:
         raise JobError(f"no answer about job {job_id} in: {one_line(text)[:200]!r}")
-    statuses = [_status(job_id, record) for record in records]
+    return _together([_status(job_id, record) for record in records])
+
+
+def read_table(job_id: str, text: str) -> JobStatus:
+    """The status in a table of squeue or sacct, one job a line; of an array, the elements together.
+
+    Columns: state, exit code, nodes, start, reason, restarts, output file; the last two may be missing.
+
+    Raises:
+        JobError: there is no job in it.
+
+    >>> str(read_table("7", "FAILED|3:0|n1|2030-01-01T10:00:00|NonZeroExitCode"))
+    'job 7: FAILED (NonZeroExitCode), exit code 3'
+    """
+    names = ("JobState", "ExitCode", "NodeList", "StartTime", "Reason", "Restarts", "StdOut")
+    records = [dict(zip(names, line.strip().split("|", len(names) - 1), strict=False)) for line in text.splitlines()]
+    statuses = [_status(job_id, record) for record in records if record.get("JobState")]
+    if not statuses:
+        raise JobError(f"no answer about job {job_id} in: {one_line(text)[:200]!r}")
+    return _together(statuses)
+
+
+def _together(statuses: list[JobStatus]) -> JobStatus:
     # An array is as far as its slowest element, and as bad as its worst.
     order = ("running", "pending", "failed", "cancelled", "succeeded")
     return min(statuses, key=lambda status: order.index(status.state))
@@ -216,9 +267,14 @@ def _record(text: str) -> dict[str, str]:
 
 
 def _status(job_id: str, record: dict[str, str]) -> JobStatus:
-    raw = record.get("JobState", "")
-    exit_code, _, signal = record.get("ExitCode", "0:0").partition(":")
-    clean = {key: "" if value in ("None", "(null)", "Unknown", "N/A") else value for key, value in record.items()}
+    raw = (record.get("JobState") or " ").split(" ")[0]  # sacct: CANCELLED by 1000
+    exit_code, colon, signal = (record.get("ExitCode") or "0:0").partition(":")
+    if not colon:  # squeue 22.05 shows the status as wait(2) has it
+        exit_code, signal = str(int(exit_code) >> 8), str(int(exit_code) & 127)
+    clean = {
+        key: "" if value in ("None", "(null)", "Unknown", "N/A", "None assigned") else value
+        for key, value in record.items()
+    }
     return JobStatus(
         job_id=job_id,
         state=STATE_OF.get(raw, "running"),
@@ -229,7 +285,7 @@ def _status(job_id: str, record: dict[str, str]) -> JobStatus:
         nodes=clean.get("NodeList", ""),
         start=clean.get("StartTime", ""),
         log=record.get("StdOut", ""),
-        restarts=int(record.get("Restarts", 0)),
+        restarts=int(record.get("Restarts") or 0),
     )
 
 

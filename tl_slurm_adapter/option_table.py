@@ -71,8 +71,8 @@ _ROWS: Final = (
     _flag("contiguous", "requires_contiguous_nodes", "contiguous"),
     _value("core-spec", "cores_reserved_for_system", "core_specification", "S"),
     _value("cores-per-socket", "cores_per_socket", None),
-    _value("cpu-freq", "cpu_frequency", "cpu_frequency"),
-    _value("cpus-per-gpu", "cpus_per_gpu", "cpus_per_tres"),
+    _value("cpu-freq", None, "cpu_frequency"),  # pyslurm 25.11 takes the words for governors
+    _value("cpus-per-gpu", None, "cpus_per_tres"),  # pyslurm 25.11 puts one CPU a task beside it
     _value("cpus-per-task", "cpus_per_task", "cpus_per_task", "c"),
     _value("deadline", "deadline", "deadline"),
     _value("delay-boot", "delay_boot_time", "delay_boot"),
@@ -88,7 +88,7 @@ _ROWS: Final = (
     _value("extra-node-info", None, None, "B"),
     _maybe("get-user-env", "get_user_environment", None),
     _no("gid", None, "required", "a job runs as the user who submits it; submit it as that user"),
-    _value("gpu-bind", "gpu_binding", "tres_bind"),
+    _value("gpu-bind", None, "tres_bind"),  # pyslurm 25.11 sends it without the name of the resource
     _value("gpu-freq", None, "tres_freq"),
     _value("gpus", "gpus", "tres_per_job", "G"),
     _value("gpus-per-node", "gres_per_node", "tres_per_node"),
@@ -144,7 +144,7 @@ _ROWS: Final = (
     _maybe("requeue", "is_requeueable", "requeue"),
     _value("reservation", "reservations", "reservation"),
     _value("resources", None, None),
-    _maybe("resv-ports", "reserved_ports", None),
+    _maybe("resv-ports", None, None),  # the client checks how the cluster is configured
     _value("segment", "segment_size", None),
     _value("signal", "signal", "kill_warning_signal"),
     _value("sockets-per-node", "sockets_per_node", "sockets_per_node"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import click
 from shared_env import expand_nodelist, preflight
 from shared_env.console import say
 
-from .jobs import FINISHED, Job, JobError, JobStatus
+from .jobs import FIRST_POLL, LAST_POLL, Job, JobError, JobStatus
 from .script import BatchRequest
 from .submit import submit_request
 
@@ -63,8 +63,8 @@ def preflight_request(
 @click.option("--partition", help="Partition (queue); Slurm's default when left out.")
 @click.option("--sbatch-flags", help="Options of sbatch, e.g. '--ntasks-per-node=4 --gpus-per-node=4'.")
 @click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="Test with this variable set. Repeatable.")
-@click.option("--timeout", type=click.FloatRange(min=1), metavar="SECONDS", default=preflight.TIMEOUT, show_default=True,
-              help="How long the processes wait for each other.")  # fmt: skip
+@click.option("--timeout", type=click.FloatRange(min=1), default=preflight.TIMEOUT, show_default=True,
+              metavar="SECONDS", help="How long the processes wait for each other.")  # fmt: skip
 @click.option("--master-addr", type=click.Choice(["hostname", "ip"]), default="hostname", show_default=True,
               help="What MASTER_ADDR is; ip where node names do not resolve.")  # fmt: skip
 @click.option("--master-addr-suffix", default="", metavar="TEXT", help="Text behind the host name, e.g. -ib.")
@@ -86,7 +86,8 @@ def command(
     request = preflight_request(nodes, env=dict(map(_pair, env)), timeout=timeout, **options)  # type: ignore[arg-type]
     job = submit_request(request)
     say(f"submitted job {job.job_id}")
-    output, last = _output(job)
+    last = _wait(job)
+    output = read_log(job, last)
     records = preflight.records_in(output)
     for line in output.splitlines():
         if line.strip() and preflight.MARK not in line:
@@ -99,8 +100,10 @@ def command(
     if "output" not in {option.name for option in request.options}:
         with suppress(OSError):
             Path(last.log).unlink()
-    sys.stdout.flush()
-    return 0 if verdict["ok"] and last.state == "succeeded" else 1
+    if verdict["ok"] and last.state != "succeeded":
+        say(f"error: all processes met, but then: {last}", "bold red")
+        return 1
+    return 0 if verdict["ok"] else 1
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -110,20 +113,45 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _output(job: Job) -> tuple[str, JobStatus]:
-    """What the job prints, and its last status; an interrupt, or anything else that ends this, ends the job."""
-    seen: list[JobStatus] = []
-
-    def tell(found: JobStatus) -> None:
-        seen[:] = [found]
-        if found.state == "pending":
-            say(f"{found}{f', starts about {found.start}' if found.start else ''}")
-
-    pieces: list[bytes] = []
+def _wait(job: Job) -> JobStatus:
+    """The job's last status; an interrupt, or anything else that ends this, ends the job."""
+    pause, before = FIRST_POLL, None
     try:
-        pieces.extend(job.logs(follow=True, on_change=tell))
-    finally:
-        if not seen or seen[0].state not in FINISHED:
-            with suppress(JobError):
-                job.cancel()
-    return b"".join(pieces).decode("utf-8", "replace"), seen[0]
+        while not (found := job.status()).finished:
+            if (found.state, found.reason, found.start) != before and found.state == "pending":
+                say(f"{found}{f', starts about {found.start}' if found.start else ''}")
+            before = (found.state, found.reason, found.start)
+            pause = FIRST_POLL if found.state == "running" else min(1.5 * pause, LAST_POLL)
+            time.sleep(pause)
+    except BaseException:
+        with suppress(JobError):
+            job.cancel()
+        raise
+    return found
+
+
+def read_log(job: Job, last: JobStatus, patience: float = 15) -> str:
+    """What the job printed. On a network file system its end may appear here later than the job ends.
+
+    Args:
+        job: a job that has ended.
+        last: its last status.
+        patience: seconds to wait for a file that is not there, or lacks processes of a job that succeeded.
+
+    Raises:
+        JobError: there is no log here.
+    """
+    end = time.monotonic() + patience
+    while True:
+        late = time.monotonic() >= end
+        try:
+            text = b"".join(job.logs()).decode("utf-8", "replace")
+        except JobError:
+            if late:
+                raise
+            text = ""
+        records = preflight.records_in(text)
+        complete = bool(records) and len(records) >= records[0]["started"]
+        if late or complete or (text and last.state != "succeeded"):
+            return text
+        time.sleep(FIRST_POLL)

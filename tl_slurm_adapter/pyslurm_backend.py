@@ -70,7 +70,7 @@ def submit(request: BatchRequest, environ: Mapping[str, str]) -> str:
 
 def why_unusable(environ: Mapping[str, str]) -> str:
     """Why pyslurm cannot be used for the cluster of ENVIRON's SLURM_CONF; empty if it can."""
-    if "pyslurm" not in sys.modules and importlib.util.find_spec("pyslurm") is None:
+    if importlib.util.find_spec("pyslurm") is None:
         return NO_PYSLURM
     found = _probe(environ.get("SLURM_CONF"), tuple(sys.path))
     return f"pyslurm cannot be imported here: {found}" if found else ""

@@ -31,7 +31,6 @@ _MAILS = frozenset(("array_tasks", "begin", "end", "fail", "requeue", "stage_out
 # Variables of the job that the sbatch command derives from an option, and in which form.
 _VARIABLES: dict[str, tuple[str, Callable[[str], str]]] = {
     "acctg-freq": ("SLURM_ACCTG_FREQ", str),
-    "cpus-per-gpu": ("SLURM_CPUS_PER_GPU", str),
     "cpus-per-task": ("SLURM_CPUS_PER_TASK", str),
     "distribution": ("SLURM_DISTRIBUTION", lambda text: "plane" if text.startswith("plane") else text.lower()),
     "dependency": ("SLURM_JOB_DEPENDENCY", str),
@@ -330,7 +329,6 @@ _KINDS: dict[Callable[[Option], Any], str] = {
 _CONVERT: dict[str, Callable[[Option], Any]] = {
     **{name: convert for convert, names in _KINDS.items() for name in names.split()},
     "acctg-freq": _frequency,
-    "cpus-per-gpu": lambda option: cannot(option, "pyslurm puts one CPU a task beside it"),
     "delay-boot": _boot_delay,
     "distribution": _distribution,
     "signal": _signal,

@@ -9,7 +9,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from shared_env.contract import NAMES
-from shared_env.shell import slurm_block
+from shared_env.shell import remote_trap, slurm_block
 
 from .options import (
     Directives,
@@ -190,6 +190,8 @@ class BatchRequest:
             lines += ["# Setup", setup]
         if self.nodes > 1:
             lines.append(self._block(setup).rstrip("\n"))
+            if run.startswith("tfl-remote-trap ") and not (self._per_node or body.shebang):
+                lines.append(remote_trap().rstrip("\n"))
         lines.append("")
         lines.append("# Main run command")
         lines.append(self._srun() if self._per_node else run.rstrip("\n"))

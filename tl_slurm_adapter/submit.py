@@ -117,7 +117,7 @@ def test_request(request: BatchRequest, *, inherit_environment: bool = True) -> 
         return TestResult(False, str(error))
     done = _sbatch(script, environ, "--test-only")
     message = one_line(done.stderr)
-    found = re.search(r"to start at (\S+) using .* on nodes (\S+)(?: in partition (\S+))?", done.stderr)
+    found = re.search(r"to start at (\S+) (?:a )?using .* on nodes (\S+)(?: in partition (\S+))?", done.stderr)
     if done.returncode or not found:
         if "Unable to contact" in done.stderr:
             raise SubmitError(message, done.stderr)

@@ -100,7 +100,7 @@ def run_locally(
     with Processes(fd, colour=colour, timeout=timeout) as processes:
         started = run.run(processes)
     results = [_node_result(node, started.get(node.index)) for node in places]
-    return Result(chosen, results, processes.ended_by, processes.exit_status, time.monotonic() - began)
+    return Result(chosen, results, processes.ended_by, processes.exit_status, round(time.monotonic() - began, 3))
 
 
 def choose_provider(task: Task, tell: Callable[[str], Any] = lambda text: None) -> str:
@@ -182,4 +182,4 @@ def _node_result(node: Node, process: Process | None) -> NodeResult:
     if process is None or process.exit_status is None:
         return NodeResult(node.name, node.address, list(node.ranks), None, 0.0, "idle")
     state = "ended" if process.was_ended else "failed" if process.exit_status else "done"
-    return NodeResult(node.name, node.address, list(node.ranks), process.exit_status, process.seconds, state)
+    return NodeResult(node.name, node.address, list(node.ranks), process.exit_status, round(process.seconds, 3), state)

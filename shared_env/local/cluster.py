@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -62,7 +63,8 @@ def run_on_cluster(
                 copy = shutil.copy(path, cluster.scratch)
                 flags = f"--output={cluster.scratch}/log" + (f" --gpus-per-node={gpus_per_node}" * bool(gpus_per_node))
                 argv = [sys.executable, "-m", "tl_slurm_adapter.cli", "submit", str(copy), "--follow"]
-                argv += ["--set", f"resources.num_nodes={nodes}", "--sbatch-flags", flags, *arguments]
+                argv += ["--set", f"resources.num_nodes={nodes}", "--set", "resources.provider=slurm"]
+                argv += ["--sbatch-flags", flags, *arguments]
                 with cluster.popen(*argv, cwd=cwd, start_new_session=True, stdin=subprocess.DEVNULL) as process:
                     try:
                         return int(process.wait(timeout))
@@ -113,7 +115,8 @@ def _cluster_module(why: str, path: str) -> Any:
 
 
 def _cluster_answers() -> bool:
-    if not shutil.which("sinfo"):
+    # Without this file sinfo would look for it for a minute.
+    if not shutil.which("sinfo") or not Path(os.environ.get("SLURM_CONF", "/")).exists():
         return False
     try:
         done = subprocess.run(["sinfo", "--noheader"], capture_output=True, timeout=_ASKING, check=False)

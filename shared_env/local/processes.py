@@ -12,17 +12,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from .machine import TryError
 from .output import Output
+from .process_tree import adopt_orphans, descendants, signal_all
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 TIMED_OUT = 124  # as timeout(1) has it
 _TICK = 0.05
 _ALL = 1 << 20  # more than a pipe holds: one read takes all that was written before it
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 class Process:
@@ -68,10 +68,10 @@ class Processes:
 
     def __enter__(self) -> Processes:
         self._handlers = catch_signals(lambda number, frame: self._signals.append(number))
-        self._directory = tempfile.TemporaryDirectory(prefix="tl-multinode-try-")
-        self.files = Path(self._directory.name)  # for the scripts that are run
-        self._others = set(_descendants(set()))
-        _adopt_orphans(True)
+        self._directory = tempfile.TemporaryDirectory(prefix="tl-multinode-try-", ignore_cleanup_errors=True)
+        self.files = Path(self._directory.name)  # the scripts that are run, and what the nodes put into TMPDIR
+        self._others = set(descendants(set()))
+        adopt_orphans(True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -81,7 +81,7 @@ class Processes:
             self.stop()
             raise
         finally:
-            _adopt_orphans(False)
+            adopt_orphans(False)
             for key in list(self._selector.get_map().values()):
                 os.close(key.fd)
             self._selector.close()
@@ -95,7 +95,11 @@ class Processes:
         """Start a program in a session of its own; its output gets the prefix `[name]`.
 
         What a program leaves in the background ends with it, as on a node; what a setup leaves there stays to the end.
+        The node has a TMPDIR of its own, which goes with the run, unless the task gives one.
         """
+        if env.get("TMPDIR") == os.environ.get("TMPDIR") or env.get("TMPDIR", "").startswith(f"{self.files}/"):
+            (self.files / name).mkdir(exist_ok=True)
+            env = {**env, "TMPDIR": str(self.files / name)}
         reader, writer = os.pipe()
         try:
             popen = subprocess.Popen(
@@ -131,12 +135,13 @@ class Processes:
             process.was_ended = True
         asked = len(self._signals)
         end = time.monotonic() + GRACE
-        self._kill(signal.SIGTERM)
+        told: set[int] = set()
         while self._alive() and time.monotonic() < end and len(self._signals) == asked:
+            told |= self._kill(signal.SIGTERM, told)  # also what a shell that ignores it starts afterwards
             self._tick()
         end = time.monotonic() + GRACE
         while self._alive() and time.monotonic() < end:
-            self._kill(signal.SIGKILL)
+            self._kill(signal.SIGKILL, set())
             self._tick()
         while self._selector.get_map() and time.monotonic() < end:
             self._tick()
@@ -176,28 +181,40 @@ class Processes:
             status = process.popen.poll()
             if status is not None:
                 self._finish(process, status)
+        self._bury()
 
     def _finish(self, process: Process, status: int) -> None:
         self._running.remove(process)
         process.ended(status)
-        if not process.is_setup:
-            below = _descendants(self._others)
-            _signal_all([pid for pid, entry in below.items() if entry.session == process.popen.pid], signal.SIGKILL)
+        if not (process.is_setup or process.was_ended):
+            below = descendants(self._others)
+            signal_all([pid for pid, session in below.items() if session == process.popen.pid], signal.SIGKILL)
         # Its last words, and then the end of the last line, though a background process may hold the pipe open.
         process.read()
         self._output.end(process.name)
         if process.exit_status:
             self._end("failure", process.exit_status)
 
-    def _alive(self) -> bool:
-        return bool(self._running or _descendants(self._others))
+    def _bury(self) -> None:
+        """Take the status of adopted orphans that have ended, so that nobody takes them for alive."""
+        known = self._others.union(process.popen.pid for process in self._running)
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        with contextlib.suppress(ChildProcessError, AttributeError):  # no children; no waitid on this system
+            while (child := os.waitid(os.P_ALL, 0, flags)) and child.si_pid not in known:
+                os.waitpid(child.si_pid, 0)
 
-    def _kill(self, number: signal.Signals) -> None:
-        if pids := list(_descendants(self._others)):
-            _signal_all(pids, number)
+    def _alive(self) -> bool:
+        return bool(self._running or descendants(self._others))
+
+    def _kill(self, number: signal.Signals, without: set[int]) -> set[int]:
+        pids = set(descendants(self._others)) - without
+        signal_all(sorted(pids), number)  # a shell before its children: it need not tell how they ended
         for process in self._running:  # where there is no /proc
-            with contextlib.suppress(OSError):
-                os.killpg(process.popen.pid, number)
+            if process.popen.pid not in pids | without:
+                with contextlib.suppress(OSError):
+                    os.killpg(process.popen.pid, number)
+                pids.add(process.popen.pid)
+        return pids
 
 
 def catch_signals(handler: Callable[[int, FrameType | None], object]) -> dict[int, Any]:
@@ -209,41 +226,3 @@ def restore_signals(handlers: Mapping[int, Any]) -> None:
     """Undo `catch_signals`."""
     for number, handler in handlers.items():
         signal.signal(number, handler)
-
-
-class _Entry(NamedTuple):
-    parent: int
-    session: int
-
-
-def _adopt_orphans(on: bool) -> None:
-    """Become the parent of the orphans among our descendants, so that they can be found (Linux)."""
-    import ctypes
-
-    with contextlib.suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
-
-
-def _descendants(without: set[int]) -> dict[int, _Entry]:
-    """The live processes below this one (proc(5), /proc/PID/stat), but not those below `without`.
-
-    Empty where there is no /proc.
-    """
-    entries: dict[int, _Entry] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, parent, _, session = path.read_text(errors="replace").rpartition(")")[2].split()[:4]
-            if state not in "ZX":
-                entries[int(path.parent.name)] = _Entry(int(parent), int(session))
-    found: dict[int, _Entry] = {}
-    new = {os.getpid()}
-    while new:
-        new = {pid for pid, entry in entries.items() if entry.parent in new and pid not in without}
-        found.update((pid, entries[pid]) for pid in new)
-    return found
-
-
-def _signal_all(pids: Sequence[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            os.kill(pid, number)

@@ -22,11 +22,14 @@ if [ -z "${MASTER_ADDR:-}${SLURM_JOB_NODELIST:-}" ]; then
     echo "tl-multinode: SLURM_JOB_NODELIST is empty, so the first host is unknown: set MASTER_ADDR in env" >&2
     exit 1
 fi
+_tlmn_host=${MASTER_ADDR:-}
 export MASTER_ADDR="${MASTER_ADDR:-$(scontrol show hostnames "${SLURM_JOB_NODELIST}" | head -n 1)}"
-if [ -z "$MASTER_ADDR" ]; then
-    echo "tl-multinode: no first host in SLURM_JOB_NODELIST='$SLURM_JOB_NODELIST': set MASTER_ADDR in env" >&2
-    exit 1
-fi
+[ -n "$_tlmn_host" ] || case $MASTER_ADDR in
+    '' | *[!0-9A-Za-z._:-]*) # scontrol repeats a list that it cannot read, and is content with it
+        echo "tl-multinode: no first host in SLURM_JOB_NODELIST='$SLURM_JOB_NODELIST': set MASTER_ADDR in env" >&2
+        exit 1
+        ;;
+esac
 # Below the kernel's ephemeral ports; a requeued job keeps its id, hence the restart count.
 [ -n "${MASTER_PORT:-}" ] || _tlmn_port=$((10000 + (_tlmn_job + 9349 * _tlmn_restart) % 22768))
 export MASTER_PORT="${MASTER_PORT:-$_tlmn_port}"

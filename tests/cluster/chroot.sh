@@ -21,12 +21,13 @@ PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
 die() { printf 'chroot.sh: %s\n' "$*" >&2; exit 1; }
 
-# Slurm with accounting and REST, what its network needs, and the libraries of a python from elsewhere.
-packages=slurmctld,slurmd,slurm-client,munge,slurmdbd,slurm-wlm-mysql-plugin,mariadb-server,slurmrestd,slurm-wlm-jwt-plugin
-packages+=,iproute2,mount,util-linux,procps,ca-certificates,libgomp1,libstdc++6,libffi8,libsqlite3-0,libssl3t64,libbz2-1.0
+# Slurm with REST, what its network needs, and the libraries of a python from elsewhere.
+packages=slurmctld,slurmd,slurm-client,munge,slurmrestd,slurm-wlm-jwt-plugin
+packages+=,iproute2,nftables,mount,util-linux,bsdutils,procps,python3,openssh-server,openssh-client,ca-certificates,libgomp1,libstdc++6,libffi8,libsqlite3-0,libssl3t64,libbz2-1.0
 release() {
   case ${1:-} in
-    24.11) suite=trixie ;;
+    24.11) suite=trixie packages+=,slurmdbd,slurm-wlm-mysql-plugin,mariadb-server ;;
+    # No accounting: the client library of forky's MariaDB refuses what slurmdbd asks first.
     26.05) suite=forky packages+=,libslurm-dev,gcc,libc6-dev ;;
     *) die "'${1:-}' is no release; choose one of 24.11 26.05" ;;
   esac
@@ -88,7 +89,7 @@ enter() {
   local prefixes
   prefixes=$("$PYTHON" -c 'import os, sys; print(*{os.path.realpath(p) for p in (sys.prefix, sys.base_prefix)})')
   # shellcheck disable=SC2016
-  unshare --mount --propagation private --pid --fork --kill-child -- bash -c '
+  setpriv --pdeathsig KILL -- unshare --mount --propagation private --pid --fork --kill-child -- bash -c '
     set -e
     root=$1 cwd=$2 pyslurm=$3 keep=$4; shift 4
     mount -t tmpfs tmpfs /mnt

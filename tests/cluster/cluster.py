@@ -183,6 +183,7 @@ class Cluster:
     def requeue(self, job_id: str) -> None:
         """Requeue a running job, and spare the test the two minutes that Slurm holds a requeued job back."""
         self.run("scontrol", "requeue", job_id, check=True)
+        time.sleep(1.1)  # a slurmd refuses what starts again in the second in which it was killed
         end = time.monotonic() + 60
         while self._states(job_id).isdisjoint(FINAL | {"RUNNING"}):
             if time.monotonic() > end:

@@ -9,7 +9,7 @@ runtime="/tmp/$name/skypilot-runtime"
 [ ! -d "$runtime" ] || exit 0
 {
     mkdir -p "$home/.local/bin" && ln -sfn '@VENV@/bin/uv' "$home/.local/bin/uv" &&
-        echo 'PATH=$PATH:@SITE_BIN@' > "$home/.bashrc" &&
+        echo 'PATH+=:@SITE_BIN@' > "$home/.bashrc" &&
         '@VENV@/bin/python' -m venv --without-pip "$runtime.new" && cd "$runtime.new/lib"/python3.* &&
         ln -s '@VENV@'/lib/python3.*/site-packages/* site-packages/ &&
         rm -f site-packages/sky site-packages/sky_templates site-packages/*.dist-info &&

@@ -19,8 +19,6 @@ HERE = Path(__file__).resolve().parent
 COMMANDS = ("ssh", "ssh-keygen", "rsync", "socat")
 SSHD = "/usr/sbin/sshd"
 POLICY = "admin_policy: tl_sky_adapter.MultiNodePolicy\n"
-# sshd wants an empty directory there; the distribution's service makes it when it starts.
-PRIVSEP = Path("/run/sshd")
 
 
 def missing() -> str:
@@ -32,16 +30,16 @@ def missing() -> str:
 
 
 class SkyPilot:
-    """SkyPilot's client on the login host of its own Slurm cluster: 2 nodes with 4 fake L4 each.
+    """SkyPilot's client on the login host of its own Slurm cluster: 4 nodes with 8 CPUs and 4 fake L4 each.
 
+    Two SkyPilot clusters must not share a node: SkyPilot's daemon on the first node of each wants the same port.
     The cluster's hosts have no way out: what SkyPilot would download is put where it looks for it. Everything runs in
     the hosts' namespaces and ends with them; all files are below the cluster's scratch directory.
     """
 
     def __init__(self) -> None:
-        self.cluster = Cluster({"nodes": 2, "cpus": 16, "mem": 64000, "gres": "gpu:L4:4"})
+        self.cluster = Cluster({"nodes": 4, "cpus": 8, "mem": 64000, "gres": "gpu:L4:4"})
         self._environ: dict[str, str] = {}
-        self._made_privsep = False
 
     def __enter__(self) -> SkyPilot:
         self.venv = environment()
@@ -58,8 +56,6 @@ class SkyPilot:
 
     def __exit__(self, *_: object) -> None:
         self.cluster.stop()
-        if self._made_privsep:
-            PRIVSEP.rmdir()
 
     @property
     def python(self) -> str:
@@ -90,9 +86,9 @@ class SkyPilot:
         """Run tl-sky of the checkout."""
         return self.run(self.python, "-m", "tl_sky_adapter.cli", *argv, **kwargs)
 
-    def code(self, text: str, **kwargs: Any) -> Any:
+    def code(self, text: str, *argv: Any, **kwargs: Any) -> Any:
         """Run Python code that can import sky and the checkout."""
-        return self.run(self.python, "-c", text, **kwargs)
+        return self.run(self.python, "-c", text, *argv, **kwargs)
 
     def set_policy(self, on: bool) -> None:
         """Switch the admin policy in SkyPilot's configuration, which client and API server read for each request."""
@@ -143,7 +139,10 @@ class SkyPilot:
             f"SetEnv SLURM_CONF={self.cluster.conf} UV_OFFLINE=1 UV_NO_INDEX=1 "
             "UV_PYTHON_DOWNLOADS=never UV_NO_CACHE=1 PYTHONDONTWRITEBYTECODE=1\n"
         )
-        if not PRIVSEP.exists():
-            PRIVSEP.mkdir(mode=0o755)
-            self._made_privsep = True
+        # sshd wants an empty directory /run/sshd: the login host gets a /run of its own, with the cluster's directory.
+        own, base = self.cluster.scratch / "run", self.cluster.base
+        for directory in (own / "sshd", own / base.name):
+            directory.mkdir(parents=True, mode=0o755)
+        self.cluster.run("mount", "--bind", base, own / base.name, check=True)
+        self.cluster.run("mount", "--rbind", own, "/run", check=True)
         self.cluster.run(SSHD, "-f", config, "-E", self.client / "sshd.log", check=True)

@@ -1,0 +1,70 @@
+"""The tests on a real Slurm, again, on the releases of Slurm that this machine does not have.
+
+Each release lives in a Debian root of its own, which chroot.sh builds once into a cache outside the checkout. Where
+pyslurm can be built, the tests run a second time, and jobs are submitted through it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from cluster import missing
+
+HERE = Path(__file__).resolve().parent
+CHROOT = HERE / "cluster" / "chroot.sh"
+PYSLURM = "/opt/pyslurm"  # where chroot.sh shows it
+MINUTES = 60
+#: What is about the harness itself, or about slurmrestd, has nothing to do with how a job is submitted.
+NOT_BY_PYSLURM = ("test_cluster.py", "test_rest.py", "test_preflight_cluster.py", "test_pyslurm.py")
+
+
+class Run(NamedTuple):
+    """The tests of one release, submitting in one way."""
+
+    release: str
+    backend: str
+
+    def start(self, log: Path) -> subprocess.Popen[bytes]:
+        pytest_ = [sys.executable, "-m", "pytest", "-m", "slurm", "-q", "-p", "no:cacheprovider", str(HERE)]
+        env = {"PYTHON": sys.executable, "TL_TEST_BACKEND": self.backend}
+        if self.backend == "pyslurm":
+            pytest_ += [f"--ignore={HERE / name}" for name in NOT_BY_PYSLURM]
+            env["PYTHONPATH"] = PYSLURM
+        with log.open("wb") as out:
+            return subprocess.Popen(
+                [CHROOT, "run", self.release, *pytest_], cwd=HERE.parent, env={**os.environ, **env},
+                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+
+RUNS = (Run("24.11", "sbatch"), Run("26.05", "sbatch"), Run("26.05", "pyslurm"))
+
+
+@pytest.fixture(scope="module")
+def roots() -> None:
+    """Build what is not in the cache."""
+    if reason := missing():
+        pytest.fail(reason, pytrace=False)
+    for release in dict.fromkeys(run.release for run in RUNS):
+        made = subprocess.run(
+            [CHROOT, "make", release], env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True
+        )
+        assert made.returncode == 0, made.stderr
+
+
+@pytest.mark.timeout(MINUTES * 60)
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.release} {run.backend}")
+def test_the_slurm_tests_pass_there(run: Run, roots: None, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with run.start(log) as process:
+        status = process.wait()
+    text = log.read_text(errors="replace")
+    assert status == 0, text[-20_000:]
+    print(text.strip().splitlines()[-1])
+    assert " passed" in text
+    assert not {" skipped", " failed", " error"}.intersection(text.strip().splitlines()[-1].split(","))
