@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SHELL_FILES := $(wildcard shared_env/shell/*.sh) $(wildcard tests/*/*.sh) $(wildcard examples/*.sh) .ci/run
 
 PACKAGES := python3-venv slurmctld slurmd slurm-client munge iproute2 util-linux mount procps bsdutils \
-	nftables shellcheck dash strace
+	nftables shellcheck dash strace slurmrestd slurm-wlm-jwt-plugin openssh-server openssh-client rsync socat mmdebstrap
 
 .PHONY: help setup demo test lint format clean
 

@@ -19,8 +19,13 @@ HERE = Path(__file__).resolve().parent
 CHROOT = HERE / "cluster" / "chroot.sh"
 PYSLURM = "/opt/pyslurm"  # where chroot.sh shows it
 MINUTES = 60
-#: What is about the harness itself, or about slurmrestd, has nothing to do with how a job is submitted.
-NOT_BY_PYSLURM = ("test_cluster.py", "test_rest.py", "test_preflight_cluster.py", "test_pyslurm.py")
+#: Tests that bring a Slurm of their own, or none.
+ELSEWHERE = ("test_sky*.py", "test_try*.py")
+#: Tests of the harness and of other ways to submit.
+NOT_BY_PYSLURM = (
+    "test_cluster.py", "test_docs*.py", "test_preflight*.py", "test_pyslurm.py", "test_remote_shell.py", "test_rest.py",
+    "test_transformerlab.py",
+)  # fmt: skip
 
 
 class Run(NamedTuple):
@@ -32,9 +37,11 @@ class Run(NamedTuple):
     def start(self, log: Path) -> subprocess.Popen[bytes]:
         pytest_ = [sys.executable, "-m", "pytest", "-m", "slurm", "-q", "-p", "no:cacheprovider", str(HERE)]
         env = {"PYTHON": sys.executable, "TL_TEST_BACKEND": self.backend}
+        ignored = ELSEWHERE
         if self.backend == "pyslurm":
-            pytest_ += [f"--ignore={HERE / name}" for name in NOT_BY_PYSLURM]
+            ignored += NOT_BY_PYSLURM
             env["PYTHONPATH"] = PYSLURM
+        pytest_ += [f"--ignore-glob={HERE / name}" for name in ignored]
         with log.open("wb") as out:
             return subprocess.Popen(
                 [CHROOT, "run", self.release, *pytest_], cwd=HERE.parent, env={**os.environ, **env},

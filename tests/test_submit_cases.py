@@ -253,7 +253,8 @@ def test_submitted_from_inside_another_job(cluster: Cluster, workdir: Path) -> N
 
 def test_options_may_stand_before_and_behind_the_path(cluster: Cluster, workdir: Path) -> None:
     path = write_task(workdir, "true\n")
-    for arguments in (("--partition", "short", path), (path, "--partition", "short")):
+    flags = ("--partition", "short", "--sbatch-flags", "--hold")
+    for arguments in ((*flags, path), (path, *flags)):
         job = tl_slurm(cluster, "submit", *arguments, cwd=workdir, check=True).stdout.strip()
         assert "Partition=short" in cluster.run("scontrol", "show", "job", job).stdout
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from .jobs import one_line
+from .options import OptionError
 from .pyslurm_values import attributes, environment
 from .script import BatchRequest
 from .submit import NO_PYSLURM, SubmitError, submission_environment
@@ -50,20 +51,21 @@ def submit(request: BatchRequest, environ: Mapping[str, str]) -> str:
         library = _load(environ.get("SLURM_CONF"))
         kind = library.JobSubmitDescription
         values = attributes(request.options, request.nodes, functools.partial(hasattr, kind))
-        env = environment(request.options, request.nodes, environ, _limits(library))
         script = str(request)
-        try:
-            "\0".join((script, *env, *env.values())).encode()
-        except UnicodeEncodeError:
-            raise UnusableError("pyslurm takes UTF-8 only, and the script or a variable holds other bytes") from None
         with tempfile.TemporaryFile() as said:
             try:
                 with _stderr_to(said):
+                    env = environment(request.options, request.nodes, environ, _limits(library))
+                    "\0".join((script, *env, *env.values())).encode()
                     return str(kind(script=script, environment=env, **values).submit())
             except library.RPCError as error:
                 said.seek(0)
                 stderr = f"{said.read().decode('utf-8', 'replace')}pyslurm: error: {error}\n"
                 raise SubmitError(f"Slurm did not take the job: {one_line(stderr)}", stderr) from None
+            except UnicodeEncodeError:
+                raise UnusableError("pyslurm takes text only; the script or a variable holds other bytes") from None
+            except OptionError:
+                raise
             except (TypeError, ValueError, OverflowError, AttributeError) as error:
                 raise UnusableError(f"pyslurm does not take the request: {error}") from error
 

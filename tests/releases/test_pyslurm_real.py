@@ -78,12 +78,14 @@ def test_a_refusal_is_one_line_in_slurms_words(cluster: Cluster, flags: str, wor
     assert done.stderr.count("\n") == 1
 
 
-def test_two_clusters_threads_and_torch_in_one_process(cluster: Cluster, make_cluster) -> None:
-    other = make_cluster(nodes=1)
+def test_threads_other_configurations_and_torch_in_one_process(cluster: Cluster) -> None:
+    # another configuration of the same cluster, in which nobody listens at the controller's port
+    other = cluster.scratch / "other.conf"
+    other.write_text(f"{cluster.conf.read_text()}\nSlurmctldPort=1\nMessageTimeout=2\n")
     code = f"""
 import os, sys
 from concurrent.futures import ThreadPoolExecutor
-from tl_slurm_adapter import submit
+from tl_slurm_adapter import SubmitError, submit
 flags, environ = sys.getdlopenflags(), dict(os.environ)
 with ThreadPoolExecutor(8) as pool:
     jobs = list(pool.map(lambda n: submit("true\\n", job_name=f"n{{n}}", backend="pyslurm").job_id, range(40)))
@@ -91,17 +93,20 @@ assert len(set(jobs)) == 40
 assert (flags, environ) == (sys.getdlopenflags(), dict(os.environ))
 import torch
 assert torch.ones(2).sum() == 2
-os.environ["SLURM_CONF"] = {str(other.conf)!r}
-print(submit("true\\n", job_name="elsewhere", backend="pyslurm").job_id)
+os.environ["SLURM_CONF"] = {str(other)!r}
+try:
+    submit("true\\n", backend="pyslurm")
+except SubmitError as error:
+    print(error)
 os.environ["SLURM_CONF"] = {str(cluster.conf)!r}
 print(submit("true\\n", job_name="back", backend="pyslurm", sbatch_flags="--hold").job_id)
 """
     done = run_python(cluster, code)
     assert (done.returncode, done.stderr) == (0, "")
-    there, back = done.stdout.split()
+    refusal, back = done.stdout.splitlines()
+    assert refusal.startswith("Slurm did not take the job: ")
+    assert "Unable to contact slurm controller" in refusal
     assert "JobName=back" in cluster.run("scontrol", "show", "job", back, check=True).stdout
-    assert there == "1"
-    assert "JobName=elsewhere" in other.run("scontrol", "show", "job", there, check=True).stdout
 
 
 def test_without_a_slurm_conf_the_caller_survives(cluster: Cluster) -> None:
@@ -113,10 +118,11 @@ for backend in ("pyslurm", "auto"):
     except SubmitError as error:
         print(error)
 """
-    done = run_python(cluster, code, env={"SLURM_CONF": "/nonexistent/slurm.conf"})
+    done = run_python(cluster, code, env={"SLURM_CONF": None})
     assert done.returncode == 0, done.stderr
     pyslurm, auto = done.stdout.splitlines()
     assert pyslurm.startswith("pyslurm cannot be imported here: ")
+    assert "configuration source" in pyslurm
     assert auto.startswith("Slurm did not take the job: ")
 
 

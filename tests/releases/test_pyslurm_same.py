@@ -143,8 +143,8 @@ SPREAD = {
 LISTED_FIELDS = {"SubmitLine", "OOMKillStep", "TresPerTask"}
 LISTED_VARIABLES = {"SLURM_ACCTG_FREQ"}
 LISTED_PER_TASK = {"TresBind", "SLURM_TRES_PER_TASK"}  # with --gpus-per-task
-# A job with one of these would not start, or restart the node.
-NEVER_RUN = ("--begin", "--reboot", "--chdir")
+# A job with one of these would not start, would restart the node, write elsewhere, or run the script on every node.
+NEVER_RUN = ("--begin", "--reboot", "--chdir", "per-node")
 # Submits every request both ways, held and as they are, in one process of the login host.
 SUBMIT_ALL = """
 import json, sys
