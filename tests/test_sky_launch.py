@@ -57,8 +57,7 @@ def send(path):
     if pathlib.Path(path).name.startswith("native"):  # plain SkyPilot
         return sky.exec(sky.Task.from_yaml(path), cluster_name=cluster)
     return tl.exec(tl.to_sky_task(load_task(path)), cluster_name=cluster)
-requests = {path: send(path) for path in paths}
-ids = {path: sky.get(request)[0] for path, request in requests.items()}
+ids = {path: sky.get(send(path))[0] for path in paths}
 end = time.monotonic() + 500
 while True:
     states = sky.get(sky.job_status(cluster, list(ids.values())))

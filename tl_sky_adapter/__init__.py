@@ -31,7 +31,7 @@ def __getattr__(name: str) -> object:
     """Load a module when one of its names is first asked for."""
     for home, names in _HOMES.items():
         if name in names:
-            from importlib import import_module  # noqa: PLC0415
+            from importlib import import_module
 
             module = import_module(f"{__name__}.{home}")
             # `launch` is the function, not the module of that name.

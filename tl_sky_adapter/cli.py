@@ -77,7 +77,7 @@ def _load(task: str, overrides: tuple[str, ...]) -> Task:
 @task_options
 def render(task: str, overrides: tuple[str, ...]) -> None:
     """Print the task as SkyPilot YAML for plain `sky launch`, without the values of its secrets."""
-    from .show import dump_yaml  # noqa: PLC0415
+    from .show import dump_yaml
 
     config = sky_config(_load(task, overrides))
     if secrets := config.get("secrets"):
@@ -117,7 +117,7 @@ def exec_(cluster: str, task: str, overrides: tuple[str, ...], detach: bool, as_
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def status(clusters: tuple[str, ...], as_json: bool) -> None:
     """Show clusters, and the jobs of those that are named."""
-    from .show import cluster_facts, print_clusters  # noqa: PLC0415
+    from .show import cluster_facts, print_clusters
 
     facts = cluster_facts(import_sky(), clusters)
     if as_json:
@@ -162,7 +162,7 @@ def check(task: str | None, overrides: tuple[str, ...], as_json: bool) -> int:
 
     Exit status 1: a finding of severity error, or no place to launch.
     """
-    from .show import here, print_here, task_findings  # noqa: PLC0415
+    from .show import here, print_here, task_findings
 
     sky = import_sky()
     findings: list[dict[str, Any]] = []

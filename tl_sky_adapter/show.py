@@ -24,7 +24,7 @@ def dump_yaml(config: dict[str, Any]) -> str:
       echo 2
     num_nodes: 2
     """
-    import yaml  # noqa: PLC0415
+    import yaml
 
     class Dumper(yaml.SafeDumper):
         pass
@@ -84,14 +84,14 @@ def _print_row(*cells: object) -> None:
 
 def task_findings(task: Task) -> list[dict[str, Any]]:
     """What the linter finds in a task."""
-    from shared_env import check  # noqa: PLC0415
+    from shared_env import check
 
     return [finding.as_dict() for finding in check(task)]
 
 
 def here(sky: Any) -> dict[str, Any]:
     """SkyPilot on this machine: versions of client and API server, where it can launch, and the admin policy."""
-    from sky.client.sdk import enabled_clouds  # noqa: PLC0415
+    from sky.client.sdk import enabled_clouds
 
     infra = list(sky.get(enabled_clouds()))  # first: it starts the local API server, or says that there is none
     return {

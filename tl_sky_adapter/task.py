@@ -80,7 +80,7 @@ def import_sky() -> Any:
         ImportError: SkyPilot is not installed here; the message says how to get it.
     """
     try:
-        import sky  # noqa: PLC0415
+        import sky
     except ModuleNotFoundError as error:
         if error.name != "sky":
             raise

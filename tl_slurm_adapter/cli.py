@@ -14,8 +14,8 @@ from shared_env.console import INTERRUPTED, debug_option, print_json, run_comman
 from shared_env.shell import task_prolog
 
 from .jobs import Job, JobError, JobStatus
-from .preflight_command import command as preflight
 from .nodes import job_nodes
+from .preflight_command import command as preflight
 from .script import BatchRequest, RequestError
 from .submit import BACKENDS, NO_PYSLURM, SubmitError, for_cluster, submission_environment, submit_request, test_request
 

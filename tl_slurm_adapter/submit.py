@@ -168,11 +168,9 @@ def submission_environment(inherit: bool = True, environ: Mapping[str, str] | No
 def sbatch_command(script: str) -> str:
     """One command line that submits `script` in a remote shell: on standard input, nothing is left behind there.
 
-    >>> print(sbatch_command("#!/bin/sh\\ntrue\\n"))
-    sbatch --parsable <<'TL_MULTINODE_fbe2d1c3'
-    #!/bin/sh
-    true
-    TL_MULTINODE_fbe2d1c3
+    >>> lines = sbatch_command("#!/bin/sh\\ntrue\\n").splitlines()
+    >>> lines[0] == f"sbatch --parsable <<'{lines[-1]}'", lines[1:-1]
+    (True, ['#!/bin/sh', 'true'])
     """
     delimiter = "TL_MULTINODE_" + hashlib.sha256(script.encode("utf-8", "surrogateescape")).hexdigest()[:8]
     while delimiter in script:
