@@ -62,4 +62,6 @@ def _no_job_left(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     shared: Cluster = request.getfixturevalue("cluster")
     yield
-    shared.cancel_all()
+    if shared.cancel_all():  # what is killed cannot clean up
+        for host in shared.nodes:
+            shared.run("sh", "-c", "rm -f /tmp/tl-multinode.*", host=host)

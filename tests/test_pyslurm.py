@@ -103,7 +103,7 @@ def test_counts_are_always_sent(flags: str, nodes: int, counts: tuple[int, ...])
 
 
 CANNOT = """
---mem=0|--mem-per-cpu=0|--mem=lots|--bb=x|--bbf=x|--clusters=c|--container-type=x|--cpu-freq=high|--cpus-per-gpu=2
+--time=forever|--mem=0|--mem-per-cpu=0|--mem=lots|--bb=x|--bbf=x|--clusters=c|--container-type=x|--cpu-freq=high|--cpus-per-gpu=2
 --distribution=block|--distribution=block:cyclic|--distribution=arbitrary|--exclusive=topo|--export='A="x,y"'|--export=A*
 --export-file=x|-B 1|--get-user-env=10L|--gpu-bind=closest|--gpu-freq=high|--gres=none|--gres=gpu:l4:0|--gres=gpu(S:0)
 --gres-flags=allow-task-sharing|--hint=nomultithread|--kill-on-invalid-dep=no|--mail-type=ALL|--mail-type=INVALID_DEPEND

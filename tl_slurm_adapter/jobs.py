@@ -83,8 +83,8 @@ class Job:
 
     Attributes:
         job_id: Slurm's number as text; "12_3" is one element of an array.
-        backend: what submitted it: "sbatch" (or "" when the job was not submitted by this process).
-        note: why another backend than the one asked for was used; empty otherwise.
+        backend: what submitted it: "pyslurm" or "sbatch" (or "" when the job was not submitted by this process).
+        note: after backend "auto", why it was not pyslurm; empty otherwise.
     """
 
     job_id: str

@@ -235,6 +235,8 @@ def _megabytes(option: Option) -> int:
 
 def _minutes(option: Option) -> int | str:
     text = _text(option)
+    if not re.fullmatch(r"[\d:-]+|unlimited|infinite", text, re.IGNORECASE | re.ASCII):
+        cannot(option, "it is no time that pyslurm can read")
     if text.strip("0:-") == "":
         return "UNLIMITED"  # as sbatch(1) says of a limit of zero
     return int(text) if text.isdigit() else text

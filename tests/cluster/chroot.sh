@@ -99,6 +99,7 @@ enter() {
     mount --rbind /sys /mnt/root/sys
     mount --rbind /dev /mnt/root/dev
     mount -t tmpfs -o mode=755 tmpfs /mnt/root/run
+    mkdir /mnt/root/run/sshd
     for file in /etc/resolv.conf /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do
       [ ! -e "$file" ] || cp -L "$file" "/mnt/root$file"
     done

@@ -191,15 +191,17 @@ class Cluster:
             self.run("scontrol", "update", f"jobid={job_id}", "starttime=now")
             time.sleep(0.05)
 
-    def cancel_all(self) -> None:
-        """Cancel whatever jobs there are and wait until they are gone."""
-        end = time.monotonic() + 30
+    def cancel_all(self) -> bool:
+        """Cancel whatever jobs there are and wait until they are gone. Returns whether there were any."""
+        end, found = time.monotonic() + 30, False
         while jobs := self.run("squeue", "--noheader", "--format=%i %T").stdout.splitlines():
             if time.monotonic() > end:
                 raise TimeoutError(f"these jobs do not end: {'; '.join(jobs)}")
             self.run("scancel", "--full", "--signal=KILL", "--user=root")
             self.run("scancel", "--user=root")
             time.sleep(0.05)
+            found = True
+        return found
 
     def _states(self, job_id: str) -> set[str]:
         query = self.run("squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T", check=True)
