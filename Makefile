@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+AS_ROOT := $(if $(SUDO),$(SUDO) -E env "PATH=$$PATH")
 BIN := $(VENV)/bin
 SHELL_FILES := $(wildcard shared_env/shell/*.sh) $(wildcard tests/*/*.sh) $(wildcard examples/*.sh) .ci/run
 
@@ -33,11 +34,11 @@ $(VENV)/.ready: pyproject.toml Makefile
 	@touch $@
 
 demo: setup
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(if $(SUDO),$(SUDO) --preserve-env=PATH) examples/demo.sh
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(AS_ROOT) examples/demo.sh
 
 test: setup lint
 	@echo "==> running the tests (real Slurm clusters start and stop on this machine)"
-	$(if $(SUDO),$(SUDO) --preserve-env=PATH,CI) $(BIN)/python -m pytest
+	$(AS_ROOT) $(BIN)/python -m pytest
 
 lint: setup
 	@echo "==> linting"
