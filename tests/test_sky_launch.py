@@ -345,6 +345,28 @@ def test_detach_status_logs_cancel(skypilot: SkyPilot, gallery: Any) -> None:
     assert re.search(rf"(?m)^  job {job} +CANCELLED +sleep$", table)
 
 
+def test_preflight(skypilot: SkyPilot, gallery: Any) -> None:
+    done = skypilot.tl_sky("preflight", CPU, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict = json.loads(done.stdout)
+    assert verdict["ok"] is True
+    assert [(each["rank"], each["world_size"], each.get("state", "ok")) for each in verdict["ranks"]] == [
+        (0, 2, "ok"),
+        (1, 2, "ok"),
+    ]
+    assert not list(skypilot.client.glob("sky_logs/**/*preflight*"))
+    missing = skypilot.tl_sky("preflight", "no-such-cluster")
+    assert missing.returncode == 1
+    assert "no cluster no-such-cluster" in missing.stderr
+
+
+def test_launch_checks_first(skypilot: SkyPilot) -> None:
+    done = skypilot.tl_sky("launch", write(skypilot, "trapped", "srun python train.py\n"), "--cluster", "never")
+    assert done.returncode == 1
+    assert "error MN109" in done.stderr
+    assert "nothing was launched" in done.stderr
+
+
 def test_check_says_where_and_what(skypilot: SkyPilot) -> None:
     script = "torchrun --nnodes=2 --node_rank=$NODE_RANK --master_addr=$MASTER_ADDR --master_port=$MASTER_PORT x.py\n"
     good = skypilot.tl_sky("check", write(skypilot, "good", script))

@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from shared_env import Task, __version__, load_task
-from shared_env.console import FAILED, INTERRUPTED, debug_option, print_json, run_command, say
+from shared_env import check as check_task
+from shared_env.console import FAILED, INTERRUPTED, debug_option, print_json, run_command, say, show_findings
 
 from .launch import exec as exec_task
 from .launch import launch as launch_task
@@ -63,13 +64,24 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """What happens after a job was sent."""
     detach = click.option("--detach", "-d", is_flag=True, help="Do not wait for the job and its log.")
     as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object; the log goes to stderr.")
-    return detach(as_json(function))
+    no_check = click.option("--no-check", is_flag=True, help="Launch although the check found an error.")
+    return detach(no_check(as_json(function)))
 
 
 def _load(task: str, overrides: tuple[str, ...]) -> Task:
     loaded = load_task(task, overrides=overrides)
     for problem in loaded.warnings:
         say(str(problem), "yellow")
+    return loaded
+
+
+def _checked(task: str, overrides: tuple[str, ...], no_check: bool) -> Task:
+    """The task, with what the linter says about it on stderr."""
+    loaded = _load(task, overrides)
+    findings = check_task(loaded)
+    show_findings(findings, stderr=True)
+    if not no_check and any(finding.severity == "error" for finding in findings):
+        raise SkyError("nothing was launched: the task would hang or fail; mend it, or repeat with --no-check")
     return loaded
 
 
@@ -93,11 +105,20 @@ def render(task: str, overrides: tuple[str, ...]) -> None:
 @click.option("--dryrun", is_flag=True, help="Only show what SkyPilot would choose.")
 @job_options
 def launch(
-    task: str, overrides: tuple[str, ...], cluster: str | None, down: bool, dryrun: bool, detach: bool, as_json: bool
+    task: str,
+    overrides: tuple[str, ...],
+    cluster: str | None,
+    down: bool,
+    dryrun: bool,
+    detach: bool,
+    no_check: bool,
+    as_json: bool,
 ) -> int:
     """Launch a task, show its log, and exit with SkyPilot's status: 0 succeeded, 100 failed, 103 cancelled."""
     with redirect_stdout(sys.stderr):  # SkyPilot announces the cluster
-        request = launch_task(to_sky_task(_load(task, overrides)), cluster_name=cluster, down=down, dryrun=dryrun)
+        request = launch_task(
+            to_sky_task(_checked(task, overrides, no_check)), cluster_name=cluster, down=down, dryrun=dryrun
+        )
     return _job(request, detach or dryrun, as_json)
 
 
@@ -105,10 +126,10 @@ def launch(
 @click.argument("cluster")
 @task_options
 @job_options
-def exec_(cluster: str, task: str, overrides: tuple[str, ...], detach: bool, as_json: bool) -> int:
+def exec_(cluster: str, task: str, overrides: tuple[str, ...], detach: bool, no_check: bool, as_json: bool) -> int:
     """Run a task on a cluster that is up, without its setup; status as with launch."""
     with redirect_stdout(sys.stderr):
-        request = exec_task(to_sky_task(_load(task, overrides)), cluster_name=cluster)
+        request = exec_task(to_sky_task(_checked(task, overrides, no_check)), cluster_name=cluster)
     return _job(request, detach, as_json)
 
 
@@ -162,20 +183,44 @@ def check(task: str | None, overrides: tuple[str, ...], as_json: bool) -> int:
 
     Exit status 1: a finding of severity error, or no place to launch.
     """
-    from .show import here, print_here, task_findings
+    from .show import here, print_here
 
     sky = import_sky()
-    findings: list[dict[str, Any]] = []
+    findings = []
     if task:
         loaded = _load(task, overrides)
         to_sky_task(loaded)  # SkyPilot's own opinion
-        findings = task_findings(loaded)
+        findings = check_task(loaded)
     facts = here(sky)
     if as_json:
-        print_json({**facts, "findings": findings})
+        print_json({**facts, "findings": [finding.as_dict() for finding in findings]})
     else:
-        print_here(facts, findings, task)
-    return FAILED if not facts["infra"] or any(each["severity"] == "error" for each in findings) else 0
+        print_here(facts)
+        show_findings(findings)
+        if task and not findings:
+            click.echo(f"{task}: nothing found")
+    return FAILED if not facts["infra"] or any(finding.severity == "error" for finding in findings) else 0
+
+
+@group.command()
+@click.argument("cluster")
+@click.option("--timeout", type=click.FloatRange(min=1), default=20.0, show_default=True, metavar="SECONDS",
+              help="How long the nodes wait for each other.")  # fmt: skip
+@click.option("--export-hints", is_flag=True, help="Print the variables to set when an interface is to blame.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def preflight(cluster: str, timeout: float, export_hints: bool, as_json: bool) -> int:
+    """Test whether the nodes of a cluster that is up find each other; exit 1 and the fault by name if not."""
+    from shared_env.preflight import show
+
+    from .preflight import run_preflight
+
+    say(f"starting one process on every node of {cluster}")
+    with redirect_stdout(sys.stderr):
+        verdict, rest = run_preflight(import_sky(), cluster, timeout)
+    if not verdict:
+        raise SkyError(f"no node of {cluster} reported; what the job printed: {rest or 'nothing'}")
+    show(verdict, as_json, export_hints)
+    return 0 if verdict["ok"] else FAILED
 
 
 def _job(request: Any, detach: bool, as_json: bool) -> int:

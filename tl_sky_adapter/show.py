@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from shared_env.console import say
-
-if TYPE_CHECKING:
-    from shared_env import Task
 
 POLICY = "tl_sky_adapter.MultiNodePolicy"
 
@@ -82,13 +79,6 @@ def _print_row(*cells: object) -> None:
     click.echo("{:<24} {:<14} {:<6} {}".format(*map(str, cells)).rstrip())
 
 
-def task_findings(task: Task) -> list[dict[str, Any]]:
-    """What the linter finds in a task."""
-    from shared_env import check
-
-    return [finding.as_dict() for finding in check(task)]
-
-
 def here(sky: Any) -> dict[str, Any]:
     """SkyPilot on this machine: versions of client and API server, where it can launch, and the admin policy."""
     from sky.client.sdk import enabled_clouds
@@ -102,16 +92,11 @@ def here(sky: Any) -> dict[str, Any]:
     }
 
 
-def print_here(facts: dict[str, Any], findings: list[dict[str, Any]], task: str | None) -> None:
-    """The facts of `here` and the findings, for a person."""
+def print_here(facts: dict[str, Any]) -> None:
+    """The facts of `here`, for a person."""
     click.echo(f"SkyPilot {facts['skypilot']}, API server {facts['api_server']}")
     click.echo(f"can launch on: {', '.join(facts['infra']) or 'nothing; sky check says why'}")
     if facts["admin_policy"] == POLICY:
         click.echo(f"policy: {POLICY}: plain sky launch, sky exec and sky jobs launch set the variables, too")
     else:
         click.echo(f"policy: {facts['admin_policy'] or 'none'}; tl-sky sets the variables itself")
-    for each in findings:
-        place = ":".join(str(part) for part in (task, each["line"], each["column"]) if part is not None)
-        click.echo(f"{place}: {each['severity']} {each['code']}: {each['message']}; {each['fix']}")
-    if task and not findings:
-        click.echo(f"{task}: nothing found")
