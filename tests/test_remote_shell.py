@@ -64,7 +64,7 @@ def nothing_left(cluster: Cluster, workdir: Path) -> Iterator[None]:
     before = cluster.run("find", "/tmp", "/root", "-maxdepth", "1").stdout
     yield
     assert cluster.run("find", "/tmp", "/root", "-maxdepth", "1").stdout == before
-    assert files_left(cluster, workdir) == []
+    wait_for(lambda: files_left(cluster, workdir) == [])  # a job may still be ending
 
 
 def stored(cluster: Cluster, job: str) -> str:
