@@ -337,7 +337,7 @@ def test_interrupt_ends_the_job(cluster: Cluster, workdir: Path) -> None:
         wait_for(lambda: "RUNNING" in cluster.run("squeue", "--noheader", "--format=%T").stdout)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
-    wait_for(lambda: cluster.run("squeue", "--noheader").stdout == "")
+    wait_for(lambda: cluster.run("squeue", "--noheader").stdout == "", 90)
 
 
 @pytest.mark.parametrize(

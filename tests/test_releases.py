@@ -20,11 +20,11 @@ HERE = Path(__file__).resolve().parent
 CHROOT = HERE / "cluster" / "chroot.sh"
 PYSLURM = "/opt/pyslurm"  # where chroot.sh shows it
 MINUTES = 60
-#: Tests that bring a Slurm of their own, or none.
-ELSEWHERE = ("test_sky*.py", "test_try*.py")
+#: Tests that bring a Slurm of their own, or none, or are about the network and not about Slurm.
+ELSEWHERE = ("test_sky*.py", "test_try*.py", "test_preflight*.py")
 #: Tests of the harness and of other ways to submit.
 NOT_BY_PYSLURM = (
-    "test_cluster.py", "test_docs*.py", "test_preflight*.py", "test_pyslurm.py", "test_remote_shell.py", "test_rest.py",
+    "test_cluster.py", "test_docs*.py", "test_pyslurm.py", "test_remote_shell.py", "test_rest.py",
     "test_transformerlab.py",
 )  # fmt: skip
 

@@ -62,6 +62,7 @@ def ssh(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Ssh]:
 @pytest.fixture
 def nothing_left(cluster: Cluster, workdir: Path) -> Iterator[None]:
     before = cluster.run("find", "/tmp", "/root", "-maxdepth", "1").stdout
+    assert files_left(cluster, workdir) == []
     yield
     assert cluster.run("find", "/tmp", "/root", "-maxdepth", "1").stdout == before
     wait_for(lambda: files_left(cluster, workdir) == [])  # a job may still be ending

@@ -114,6 +114,11 @@ def test_gallery_task(skypilot: SkyPilot, gallery: Any) -> None:
     assert gallery.returncode == 0, gallery.stdout + gallery.stderr
     assert six(gallery.stdout) == default_six(skypilot)
     assert "Launching on Slurm" in gallery.stderr  # SkyPilot's words beside the log
+    table = [line.split() for line in gallery.stderr.splitlines() if line.endswith("SUCCEEDED")]
+    assert table[-2:] == [
+        ["0", "head", addresses(skypilot)[0], "-", "SUCCEEDED"],
+        ["1", "worker1", addresses(skypilot)[1], "-", "SUCCEEDED"],
+    ]
 
 
 def test_specifications_example_unmodified(skypilot: SkyPilot, seed: Any) -> None:

@@ -115,11 +115,10 @@ def launch(
     as_json: bool,
 ) -> int:
     """Launch a task, show its log, and exit with SkyPilot's status: 0 succeeded, 100 failed, 103 cancelled."""
+    loaded = _checked(task, overrides, no_check)
     with redirect_stdout(sys.stderr):  # SkyPilot announces the cluster
-        request = launch_task(
-            to_sky_task(_checked(task, overrides, no_check)), cluster_name=cluster, down=down, dryrun=dryrun
-        )
-    return _job(request, detach or dryrun, as_json)
+        request = launch_task(to_sky_task(loaded), cluster_name=cluster, down=down, dryrun=dryrun)
+    return _job(request, loaded.num_nodes, detach or dryrun, as_json)
 
 
 @group.command(name="exec")
@@ -128,9 +127,10 @@ def launch(
 @job_options
 def exec_(cluster: str, task: str, overrides: tuple[str, ...], detach: bool, no_check: bool, as_json: bool) -> int:
     """Run a task on a cluster that is up, without its setup; status as with launch."""
+    loaded = _checked(task, overrides, no_check)
     with redirect_stdout(sys.stderr):
-        request = exec_task(to_sky_task(_checked(task, overrides, no_check)), cluster_name=cluster)
-    return _job(request, detach, as_json)
+        request = exec_task(to_sky_task(loaded), cluster_name=cluster)
+    return _job(request, loaded.num_nodes, detach, as_json)
 
 
 @group.command()
@@ -223,8 +223,10 @@ def preflight(cluster: str, timeout: float, export_hints: bool, as_json: bool) -
     return 0 if verdict["ok"] else FAILED
 
 
-def _job(request: Any, detach: bool, as_json: bool) -> int:
+def _job(request: Any, num_nodes: int, detach: bool, as_json: bool) -> int:
     """Wait until a job is on its cluster, then for its end; SkyPilot's words go to stderr, the job's log to stdout."""
+    from .show import print_nodes
+
     sky = import_sky()
     job_id, handle = sky.stream_and_get(request, output_stream=sys.stderr)
     cluster = str(handle.get_cluster_name()) if handle else ""
@@ -237,6 +239,7 @@ def _job(request: Any, detach: bool, as_json: bool) -> int:
             say(f"tl-sky logs {cluster} {job_id}    tl-sky cancel {cluster} {job_id}")
         return 0
     status = _logs(cluster, job_id, follow=True, to_stderr=as_json)
+    print_nodes(handle, num_nodes, status)
     if as_json:
         print_json({**facts, "exit_status": status})
     return status

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shared_env.console import say
+from shared_env.console import say, show_table
 
 POLICY = "tl_sky_adapter.MultiNodePolicy"
 
@@ -73,6 +73,20 @@ def print_clusters(facts: list[dict[str, Any]]) -> None:
         _print_row(each["cluster"], each["status"], each["nodes"], f"{each['infra']} {each['resources'] or ''}")
         for job in each.get("jobs", ()):
             _print_row(f"  job {job['job_id']}", job["status"], "", job["name"])
+
+
+def print_nodes(handle: Any, num_nodes: int, status: int) -> None:
+    """Where the ranks of a job were, which used all nodes of its cluster: then they are in the cluster's own order."""
+    addresses = getattr(handle, "stable_internal_external_ips", None) or []
+    if num_nodes < 2 or len(addresses) != num_nodes:
+        return
+    gpus = ", ".join(f"{count:g} {name}" for name, count in (handle.launched_resources.accelerators or {}).items())
+    state = {0: "SUCCEEDED", 103: "CANCELLED"}.get(status, "FAILED")
+    rows = [
+        (rank, "head" if rank == 0 else f"worker{rank}", internal, gpus or "-", state)
+        for rank, (internal, _) in enumerate(addresses)
+    ]
+    show_table(("node rank", "host", "address", "GPUs", "state"), rows, stderr=True)
 
 
 def _print_row(*cells: object) -> None:
