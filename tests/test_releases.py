@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,8 +53,8 @@ RUNS = (Run("24.11", "sbatch"), Run("26.05", "sbatch"), Run("26.05", "pyslurm"))
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Run, tuple[subprocess.Popen[bytes], Path]]]:
-    """All runs at once, since they mostly wait, after what is not in the cache has been built."""
+def roots() -> None:
+    """Build what is not in the cache."""
     if reason := missing():
         pytest.fail(reason, pytrace=False)
     for release in dict.fromkeys(run.release for run in RUNS):
@@ -63,20 +62,19 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Run, tupl
             [CHROOT, "make", release], env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True
         )
         assert made.returncode == 0, made.stderr
-    logs = {run: tmp_path_factory.mktemp("release") / "log" for run in RUNS}
-    processes = {run: (run.start(log), log) for run, log in logs.items()}
-    yield processes
-    for process, _ in processes.values():
-        process.kill()  # with it goes all that runs in the root
-        process.wait()
 
 
 @pytest.mark.timeout(MINUTES * 60)
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.release} {run.backend}")
-def test_the_slurm_tests_pass_there(run: Run, started: dict[Run, tuple[subprocess.Popen[bytes], Path]]) -> None:
-    process, log = started[run]
-    status = process.wait()
-    text = log.read_text(errors="replace")
+def test_the_slurm_tests_pass_there(run: Run, roots: None, tmp_path: Path) -> None:
+    """One run after the other: at once they would fight for the processors, and tests have time limits."""
+    process = run.start(tmp_path / "log")
+    try:
+        status = process.wait()
+    finally:
+        process.kill()  # with it goes all that runs in the root
+        process.wait()
+    text = (tmp_path / "log").read_text(errors="replace")
     assert status == 0, text[-20_000:]
     summary = text.strip().splitlines()[-1]
     assert " passed" in summary
