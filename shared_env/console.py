@@ -11,6 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from shared_env.check import Finding
+    from shared_env.task import Task
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 
@@ -49,6 +50,15 @@ def show_findings(findings: Sequence[Finding], *, stderr: bool = False) -> None:
         console.print(Text.assemble(place, (f"{finding.severity} {finding.code}", style), f": {finding.message}"))
         console.print(Text.assemble("    ", (finding.text, "bold")))
         console.print(Text.assemble(("    fix: ", "green"), finding.fix.replace("\n", "\n         ")))
+
+
+def passes_check(task: Task, *, sbatch_flags: str | None = None) -> bool:
+    """Whether the linter finds no error in a task; what it finds, warnings too, is shown on stderr."""
+    from . import check
+
+    findings = check(task, sbatch_flags=sbatch_flags)
+    show_findings(findings, stderr=True)
+    return not any(finding.severity == "error" for finding in findings)
 
 
 def print_json(value: Any) -> None:

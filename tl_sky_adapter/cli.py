@@ -12,7 +12,16 @@ import click
 
 from shared_env import Task, __version__, load_task
 from shared_env import check as check_task
-from shared_env.console import FAILED, INTERRUPTED, debug_option, print_json, run_command, say, show_findings
+from shared_env.console import (
+    FAILED,
+    INTERRUPTED,
+    debug_option,
+    passes_check,
+    print_json,
+    run_command,
+    say,
+    show_findings,
+)
 
 from .launch import exec as exec_task
 from .launch import launch as launch_task
@@ -78,9 +87,7 @@ def _load(task: str, overrides: tuple[str, ...]) -> Task:
 def _checked(task: str, overrides: tuple[str, ...], no_check: bool) -> Task:
     """The task, with what the linter says about it on stderr."""
     loaded = _load(task, overrides)
-    findings = check_task(loaded)
-    show_findings(findings, stderr=True)
-    if not no_check and any(finding.severity == "error" for finding in findings):
+    if not passes_check(loaded) and not no_check:
         raise SkyError("nothing was launched: the task would hang or fail; mend it, or repeat with --no-check")
     return loaded
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from shared_env import TaskError, __version__, check, load_task
-from shared_env.console import INTERRUPTED, debug_option, print_json, run_command, say, show_findings, show_table
+from shared_env import TaskError, __version__, load_task
+from shared_env.console import INTERRUPTED, debug_option, passes_check, print_json, run_command, say, show_table
 from shared_env.shell import task_prolog
 
 from .jobs import Job, JobError, JobStatus
@@ -82,9 +82,7 @@ def _request(  # one argument an option
         master_addr=master_addr,
         master_addr_suffix=master_addr_suffix,
     )
-    findings = check(loaded, sbatch_flags=flags)
-    show_findings(findings, stderr=True)
-    if not no_check and any(finding.severity == "error" for finding in findings):
+    if not passes_check(loaded, sbatch_flags=flags) and not no_check:
         raise RequestError("nothing was submitted: the task would hang or fail; mend it, or repeat with --no-check")
     return request
 
