@@ -15,7 +15,8 @@ from skypilot import missing as skypilot_missing
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "_cluster_possible" in getattr(item, "fixturenames", ()):  # through any of the fixtures below
+        through_a_fixture = "_cluster_possible" in getattr(item, "fixturenames", ())
+        if through_a_fixture and not item.get_closest_marker("one_release"):
             item.add_marker(pytest.mark.slurm)
 
 
