@@ -8,6 +8,7 @@ Slurm numbers nodes and tasks in this order, so nothing is sorted and nothing is
 from __future__ import annotations
 
 from itertools import chain, product
+from operator import sub
 
 TYPE_CHECKING = False  # typing is slow to import, and every process of a job imports this module
 if TYPE_CHECKING:
@@ -17,11 +18,13 @@ _MAX_RANGE = 65_536  # numbers in one range: MAX_RANGE of Slurm
 _MAX_HOSTS = 1_048_576  # entries of one result: sixteen of the largest ranges
 _MAX_NAME = 255  # characters of a name made from brackets: the limit of DNS (RFC 1035, 2.3.4)
 _MAX_DIGITS = 10  # of a count per node: Slurm keeps 32 bits
+_FEW = 8  # ranges that are read faster one by one
 _SHOWN = 60  # characters of a text that a message repeats
 
 _UNCLOSED = "has no ']' of its own; close every bracket and nest none"
 _UNOPENED = "has a ']' without a '[' before it; open the bracket or remove it"
 _LONG_NAME = f"makes a name of more than {_MAX_NAME} characters; use a shorter one"
+_TOO_MANY = f"brings the list over {_MAX_HOSTS} hosts; give a shorter list"
 
 
 class HostlistError(ValueError):
@@ -54,13 +57,11 @@ def expand_nodelist(text: str) -> list[str]:
     """
     text = text.strip()
     _check_characters(text, text)
-    hosts: list[Iterable[str]] = []  # names yet to be made: nothing is built before all of the text was counted
-    total = 0
+    hosts: list[str] = []
     pieces: list[str] = []  # the name being read: literal, inside of a bracket, literal, inside of a bracket, ...
-    for index, chunk in enumerate(text.split("[")):
-        outside = chunk
+    for index, outside in enumerate(text.split("[")):
         if index:
-            inside, closing, outside = chunk.partition("]")
+            inside, closing, outside = outside.partition("]")
             if not closing:
                 raise HostlistError(text, "[" + inside, _UNCLOSED)
             pieces.append(inside)
@@ -70,12 +71,13 @@ def expand_nodelist(text: str) -> list[str]:
         literal, comma, following = outside.partition(",")
         pieces.append(literal)
         if comma:
-            *names, last = following.split(",")
-            total += _add_name(hosts, pieces, _MAX_HOSTS - total, text) + len(names)
-            hosts.append(names)
-            pieces = [last]
-    _add_name(hosts, pieces, _MAX_HOSTS - total, text)
-    return list(chain.from_iterable(hosts))
+            _add_name(hosts, pieces, text)
+            if "," in following:
+                *names, following = following.split(",")
+                hosts += names
+            pieces = [following]
+    _add_name(hosts, pieces, text)
+    return hosts
 
 
 def first_host(text: str) -> str:
@@ -105,7 +107,9 @@ def first_host(text: str) -> str:
         if closing < 0 or text.find("[", opening + 1, closing) >= 0:
             raise HostlistError(text, text[opening : opening + _SHOWN], _UNCLOSED)
         ranges_end = closing if comma < 0 else min(comma, closing)
-        name += text[start:opening] + _read_range(text[opening + 1 : ranges_end], text)[0]
+        fragment = text[opening + 1 : ranges_end]
+        _read_range(fragment, text)
+        name += text[start:opening] + fragment.partition("-")[0]
         start = closing + 1
         if ranges_end == comma:
             comma = text.find(",", start)
@@ -144,64 +148,101 @@ def expand_task_counts(text: str) -> list[int]:
     return counts
 
 
-def _add_name(hosts: list[Iterable[str]], pieces: list[str], room: int, text: str) -> int:
-    """Append the hosts of one name, given as literal, bracket, literal, ...; return how many there are."""
-    first, *others = pieces
-    count, length = 1, sum(map(len, pieces[::2]))
-    if others and length > _MAX_NAME:
-        raise HostlistError(text, max(pieces[::2], key=len), _LONG_NAME)
-    blocks: list[Iterable[str]] = [] if others else [[first]]
+def _add_name(hosts: list[str], pieces: list[str], text: str) -> None:
+    """Append the hosts of one name, given as literal, bracket, literal, ...; they are counted before they are made."""
+    room = _MAX_HOSTS - len(hosts)
+    if len(pieces) == 3:
+        hosts += _read_bracket(pieces[0], pieces[1], pieces[2], room, text)
+        return
+    before, *others = pieces
+    count, length, blocks = 1, 0, []
     for inside, after in zip(others[::2], others[1::2], strict=True):
-        numbers, digits, names = _read_bracket(inside, "" if blocks else first, after, text)
-        blocks.append(names)
-        count *= numbers
-        length += digits
+        blocks.append(_read_bracket(before, inside, after, room, text))
+        before = ""
+        count *= len(blocks[-1])
+        length += len(max(blocks[-1], key=len))
         if length > _MAX_NAME:
             raise HostlistError(text, f"[{inside}]", _LONG_NAME)
     if count > room:
-        part = f"{first}[{others[0]}]" if others else first
-        raise HostlistError(text, part, f"brings the list over {_MAX_HOSTS} hosts; give a shorter list")
-    hosts.append(blocks[0] if len(blocks) == 1 else map("".join, product(*blocks)))
-    return count
+        raise HostlistError(text, f"{pieces[0]}[{pieces[1]}]" if blocks else before, _TOO_MANY)
+    hosts += map("".join, product(*blocks)) if blocks else pieces
 
 
-def _read_bracket(inside: str, before: str, after: str, text: str) -> tuple[int, int, Iterable[str]]:
-    """Return how many numbers a bracket has, the digits of the longest, and the names around them (ranges unmade)."""
-    if not inside or inside[0] == "," or inside[-1] == ",":
-        raise HostlistError(text, f"[{inside}]", "has an empty range; write numbers and no extra comma")
-    if inside.isascii() and inside.replace(",", "").isdigit():  # numbers alone: as many names as the text has
-        listed = f"{before}{inside.replace(',', f'{after},{before}')}{after}".split(",")
-        return len(listed), max(map(len, listed)) - len(before) - len(after), listed
-    total = longest = 0
-    names: list[Iterable[str]] = []
-    left, right = before.replace("%", "%%"), after.replace("%", "%%")
-    for fragment in inside.split(","):
-        low, count = _read_range(fragment, text)
-        total += count
-        longest = max(longest, len(low), len(fragment) - len(low) - 1)
-        numbers = range(int(low), int(low) + count)
-        if low[0] == "0":
-            names.append(map(f"{left}%0{len(low)}d{right}".__mod__, numbers))
+def _read_bracket(before: str, inside: str, after: str, room: int, text: str) -> list[str]:
+    """Return the names that one bracket makes, at most `room`."""
+    literal = len(before) + len(after)
+    if literal > _MAX_NAME:
+        raise HostlistError(text, max(before, after, key=len), _LONG_NAME)
+    digits, count, groups = _read_ranges(inside, text)
+    if literal + digits > _MAX_NAME:
+        raise HostlistError(text, f"[{inside}]", _LONG_NAME)
+    if count > room:
+        raise HostlistError(text, f"{before}[{inside}]", _TOO_MANY)
+    names: list[str] = []
+    for width, numbers in groups:
+        if width:
+            names += map(f"{before.replace('%', '%%')}%0{width}d{after.replace('%', '%%')}".__mod__, numbers)
         else:  # no number needs padding, and this is the faster way to write them
-            names.append(f"{before}{number}{after}" for number in numbers)
-    return total, longest, chain.from_iterable(names)
+            names += [f"{before}{number}{after}" for number in numbers]
+    return names
 
 
-def _read_range(fragment: str, text: str) -> tuple[str, int]:
-    """Return the first number of ``7`` or ``08-11`` as written, and how many numbers it stands for."""
+def _read_ranges(inside: str, text: str) -> tuple[int, int, list[tuple[int, Iterable[int]]]]:
+    """Return the digits of the longest number of a bracket, how many it has, and them by the width of their zeros."""
+    fragments = inside.split(",")
+    if not (fragments[0] and fragments[-1]):
+        raise HostlistError(text, f"[{inside}]", "has an empty range; write numbers and no extra comma")
+    if len(fragments) > _FEW and (at_once := _read_ranges_at_once(inside, fragments)):
+        return at_once
+    groups: list[tuple[int, Iterable[int]]] = []
+    digits = count = 0
+    for fragment in fragments:
+        width, numbers = _read_range(fragment, text)
+        groups.append((width, numbers))
+        count += len(numbers)
+        digits = max(digits, len(fragment)) if "-" not in fragment else max(digits, width, len(str(numbers[-1])))
+    return digits, count, groups
+
+
+def _read_ranges_at_once(inside: str, fragments: list[str]) -> tuple[int, int, list[tuple[int, Iterable[int]]]] | None:
+    """Read many ranges without a loop in Python; None when one of them is unusual or wrong."""
+    pairs = inside
+    if inside.count("-") != len(fragments):
+        pairs = ",".join([each if "-" in each else f"{each}-{each}" for each in fragments])
+    texts = pairs.replace("-", ",").split(",")
+    lows = texts[::2]
+    padded = (inside[0] == "0" or ",0" in inside) and any("0" < low < "1" for low in lows)  # "0" itself is not
+    widths = set(map(len, lows)) if padded else {0}
+    if len(texts) != 2 * len(fragments) or len(widths) != 1:
+        return None
+    if not inside.isascii() or "_" in inside or "+" in inside:  # what else is no number, int() refuses
+        return None
+    try:
+        numbers = list(map(int, texts))
+    except ValueError:
+        return None
+    starts, stops = numbers[::2], list(map((1).__add__, numbers[1::2]))
+    counts = list(map(sub, stops, starts))
+    if min(counts) < 1 or max(counts) > _MAX_RANGE:
+        return None
+    width = widths.pop()
+    digits = max(width, len(str(max(numbers))))
+    return digits, sum(counts), [(width, chain.from_iterable(map(range, starts, stops)))]
+
+
+def _read_range(fragment: str, text: str) -> tuple[int, range]:
+    """Return the numbers of ``7`` or ``08-11``, and the width to pad them to (0: none has a zero in front)."""
     low, dash, high = fragment.partition("-")
-    if not dash:
-        high = low
-    if not (fragment.isascii() and low.isdigit() and high.isdigit()):
+    if not (fragment.isascii() and low.isdigit() and (high.isdigit() or not dash)):
         raise HostlistError(text, fragment, "is not a number or a range; write digits only, as in 7 or 08-11")
-    if max(len(low), len(high)) > _MAX_NAME:
+    if len(fragment) > _MAX_NAME:
         raise HostlistError(text, fragment, _LONG_NAME)
-    count = int(high) - int(low) + 1
-    if count < 1:
+    numbers = range(int(low), int(high or low) + 1)
+    if not numbers:
         raise HostlistError(text, fragment, "runs backwards; write the smaller number first")
-    if count > _MAX_RANGE:
+    if numbers.stop - numbers.start > _MAX_RANGE:
         raise HostlistError(text, fragment, f"has more than {_MAX_RANGE} numbers; use shorter ranges")
-    return low, count
+    return len(low) if low[0] == "0" else 0, numbers
 
 
 def _check_characters(names: str, text: str) -> None:

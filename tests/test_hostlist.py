@@ -376,3 +376,24 @@ def test_import_loads_nothing_slow() -> None:
     script = f"import sys; exec(compile(open({source!r}).read(), 'hostlist', 'exec')); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True)
     assert not {"re", "typing", "dataclasses", "enum", "pathlib", "json"} & set(done.stdout.split())
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1200), st.integers(0, 12), st.booleans()), min_size=9, max_size=30),
+    st.sampled_from([(0,), (3,), (4,), (0, 2, 5)]),
+    st.sampled_from([None, None, "", "7-", "-7", "9-8", "1-2-3", "+7", "7_0", "0-70000", "\u0663", "0" * 300]),
+)
+def test_many_ranges_at_once_are_read_as_one_by_one(
+    ranges: list[tuple[int, int, bool]], widths: tuple[int, ...], damage: str | None
+) -> None:
+    fragments = []
+    for index, (low, more, single) in enumerate(ranges):
+        width = widths[index % len(widths)]
+        fragments.append(f"{low:0{width}}" if single else f"{low:0{width}}-{low + more:0{width}}")
+    if damage is not None:
+        fragments[len(fragments) // 2] = damage
+        with pytest.raises(HostlistError):
+            expand_nodelist(f"n[{','.join(fragments)}]x")
+    else:
+        one_by_one = [host for fragment in fragments for host in expand_nodelist(f"n[{fragment}]x")]
+        assert expand_nodelist(f"n[{','.join(fragments)}]x") == one_by_one
