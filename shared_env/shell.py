@@ -6,6 +6,7 @@ in them are the places to fill.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from shlex import quote
@@ -117,6 +118,12 @@ def _source(name: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if not line.lstrip().startswith("# shellcheck"))
 
 
+@cache
+def _pieces(name: str) -> list[str]:
+    """A file under shell/ cut at its marks: text, indent and name of a line mark, name of a word mark, text, ..."""
+    return re.split(r"^([ \t]*)#@(\w+)@\n|@([A-Z_]+)@", _source(name), flags=re.MULTILINE)
+
+
 def _fill(
     name: str,
     *,
@@ -125,15 +132,14 @@ def _fill(
     keep: tuple[str, ...] = (),
 ) -> str:
     """`name` with `@NAME@` replaced by words, and each line `#@name@` by text or by nothing."""
-    out = []
-    for line in _source(name).splitlines(keepends=True):
-        mark = line.strip()
-        if mark.startswith("#@") and mark[2:-1] not in keep:
-            text = (lines or {}).get(mark[2:-1], "")
-            indent = line[: len(line) - len(line.lstrip())]
-            out.append(f"{indent}{text.rstrip()}\n" if text else "")
-            continue
-        for key, value in (words or {}).items():
-            line = line.replace(f"@{key}@", str(value))
-        out.append(line)
+    pieces = _pieces(name)
+    out = pieces[:1]
+    for indent, line, word, text in zip(pieces[1::4], pieces[2::4], pieces[3::4], pieces[4::4], strict=True):
+        if word:
+            out.append(str((words or {})[word]))
+        elif line in keep:
+            out.append(f"{indent}#@{line}@\n")
+        elif filled := (lines or {}).get(line):
+            out.append(f"{indent}{filled.rstrip()}\n")
+        out.append(text)
     return "".join(out)
