@@ -9,11 +9,12 @@ SHELL_FILES := $(wildcard shared_env/shell/*.sh) $(wildcard tests/*/*.sh) $(wild
 PACKAGES := python3-venv slurmctld slurmd slurm-client munge iproute2 util-linux mount procps bsdutils \
 	nftables shellcheck dash strace slurmrestd slurm-wlm-jwt-plugin openssh-server openssh-client rsync socat mmdebstrap
 
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test bench lint format clean
 
 help:
 	@echo "make demo   two nodes of a real Slurm on this machine train together"
 	@echo "make test   every test, nothing skipped"
+	@echo "make bench  ratios of speed, side by side, into benchmarks/RESULTS.md"
 	@echo "make lint   ruff, mypy --strict, shellcheck"
 	@echo "make setup  only install what these need"
 
@@ -39,6 +40,11 @@ demo: setup
 test: setup lint
 	@echo "==> running the tests (real Slurm clusters start and stop on this machine)"
 	$(AS_ROOT) $(BIN)/python -m pytest
+
+bench: setup
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	@echo "==> measuring (10 minutes; a quiet machine gives better numbers)"
+	$(AS_ROOT) $(BIN)/python -m benchmarks
 
 lint: setup
 	@echo "==> linting"

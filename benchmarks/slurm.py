@@ -31,7 +31,7 @@ def submissions() -> Iterator[Row]:
     environ = {**os.environ, "PYTHONPATH": f"{PYSLURM}:{TESTS}", "PYTHON": sys.executable}
     inside = [TESTS / "cluster" / "chroot.sh", "run", "26.05", sys.executable, "-m", "benchmarks.slurm", "cluster"]
     done = subprocess.run(inside, cwd=HERE.parent, env=environ, stdout=subprocess.PIPE, check=True)
-    took: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    took: dict[str, list[float]] = json.loads(done.stdout.strip().splitlines()[-1])
     each = {way: f"{1000 * statistics.median(seconds) / BATCH:.1f} ms a job" for way, seconds in took.items()}
     yield Row(
         "submit 200 held jobs, pyslurm way",

@@ -189,6 +189,9 @@ def _read_bracket(before: str, inside: str, after: str, room: int, text: str) ->
 
 def _read_ranges(inside: str, text: str) -> tuple[int, int, list[tuple[int, Iterable[int]]]]:
     """Return the digits of the longest number of a bracket, how many it has, and them by the width of their zeros."""
+    if inside and "," not in inside:
+        width, numbers = _read_range(inside, text)
+        return max(width, len(str(numbers[-1]))), len(numbers), [(width, numbers)]
     fragments = inside.split(",")
     if not (fragments[0] and fragments[-1]):
         raise HostlistError(text, f"[{inside}]", "has an empty range; write numbers and no extra comma")
@@ -200,7 +203,7 @@ def _read_ranges(inside: str, text: str) -> tuple[int, int, list[tuple[int, Iter
         width, numbers = _read_range(fragment, text)
         groups.append((width, numbers))
         count += len(numbers)
-        digits = max(digits, len(fragment)) if "-" not in fragment else max(digits, width, len(str(numbers[-1])))
+        digits = max(digits, width, len(str(numbers[-1])))
     return digits, count, groups
 
 
