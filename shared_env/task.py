@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
+from shared_env.credentials import credentials_in, mask, shown_env
 from shared_env.task_yaml import Item, Problem, TaskError, TreeBuilder, read_file, show
 
 __all__ = ["Problem", "Task", "TaskError", "load_task"]
@@ -72,7 +73,9 @@ def _line_of_text(item: Item) -> str:
 
 def _env_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError(f"{show(name)} is no variable name; use letters, digits and _ only, not a digit first")
+        raise ValueError(
+            f"{show(name.partition('=')[0])} is no variable name; use letters, digits and _ only, not a digit first"
+        )
     return name
 
 
@@ -92,7 +95,7 @@ def _num_nodes(item: Item) -> int:
 def _amount(item: Item) -> str:
     """`cpus` and `memory`: the text is kept ('8+', '16GB'), each system reads it by its own rules."""
     text = _line_of_text(item).strip()
-    if not re.match("[0-9.]", text):
+    if len(text) > 64 or not re.match("[0-9.]", text):
         raise ValueError(f"must be an amount such as 8, '8+' or '16GB', not {show(text)}")
     return text
 
@@ -104,8 +107,9 @@ def _accelerators(item: Item) -> Any:
         item = Item("str", text=name if count.kind == "null" else f"{name}:{count.text or _kind(count)}")
     elif item.kind in ("map", "list", "set"):
         return item.native()
-    match = re.fullmatch(
-        r"([A-Za-z][^:\x00-\x1f]*?)\s*(?::\s*0*([1-9][0-9]{0,5}|[0-9]{1,6}\.[0-9]{1,6}))?", _text(item).strip()
+    text = _text(item).strip()
+    match = len(text) <= 200 and re.fullmatch(
+        r"([A-Za-z][^:\x00-\x1f]*?)\s*(?::\s*0*([1-9][0-9]{0,5}|[0-9]{1,6}\.[0-9]{1,6}))?", text
     )
     if not match:
         raise ValueError(f"must be NAME or NAME:COUNT, for example 'L4:2', not {show(item.text)}")
@@ -141,7 +145,7 @@ _Env = Annotated[
 
 
 class Task(BaseModel):
-    """A validated task, as `load_task` makes it. `repr()` and `str()` do not show `secrets`.
+    """A validated task, as `load_task` makes it. `repr()` and `str()` show no credentials of `env` and `secrets`.
 
     `accelerators` is 'NAME:COUNT', or what SkyPilot reads as a choice (list, set, mapping) just as it was given;
     `cpus` and `memory` keep their text ('8+', '16GB'); `extra` holds every other key of `resources`;
@@ -172,6 +176,20 @@ class Task(BaseModel):
     source: str | None = None
     warnings: tuple[Problem, ...] = ()
     _root: Item = PrivateAttr(default_factory=lambda: Item("map", {}))
+    _lines: list[str] = PrivateAttr(default_factory=list)  # of the file
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, shown_env(value) if name == "env" else mask(value) if isinstance(value, str) else value
+
+    @property
+    def credentials(self) -> dict[str, str]:
+        """What must not be shown: `secrets`, and the variables of `env` that have the name of a credential."""
+        return {name: self.env[name] for name in credentials_in(self.env)} | self.secrets
+
+    def line_text(self, line: int) -> str:
+        """A line of the file, counted from 1; empty for a task made from a mapping."""
+        return self._lines[line - 1] if 0 < line <= len(self._lines) else ""
 
     def line_of(self, path: str, line: int = 1) -> int | None:
         """The line of the file that holds line `line` of the value at `path`; see `place_of`."""
@@ -229,7 +247,7 @@ def load_task(path_or_mapping: str | PathLike[str] | Mapping[str, Any], *, overr
     if any(problem.severity == "error" for problem in problems):
         raise TaskError(problems)
     task = task.model_copy(update={"source": builder.source or None, "warnings": tuple(problems)})
-    task._root = root
+    task._root, task._lines = root, builder.lines
     return task
 
 

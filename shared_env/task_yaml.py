@@ -6,16 +6,21 @@ they have in the file (`08`, `1e3`, `2026-01-01`).
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-MAX_BYTES = 1_000_000  # of a file, and of all its text once aliases are expanded
+from shared_env.credentials import is_credential, mask, readable
+
+# Of a file, and of all its text once aliases are expanded. Slurm itself takes no script over 4 MB (max_script_size of
+# slurm.conf(5)), and PyYAML reads about 1 MB a second.
+MAX_BYTES = 1_000_000
 MAX_DEPTH = 50
 MAX_ITEMS = 20_000
 _TAG = "tag:yaml.org,2002:"
@@ -44,8 +49,7 @@ class Problem:
         path = "" if self.source == f"--set {self.path}" else self.path
         kind = "warning" if self.severity == "warning" else ""
         parts = place, kind, path if len(path) <= 120 else path[:117] + "...", self.message
-        text = ": ".join(part for part in parts if part)
-        return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)  # one line, whatever the key
+        return readable(mask(": ".join(part for part in parts if part)))  # one line, whatever the key
 
 
 class TaskError(ValueError):
@@ -130,6 +134,7 @@ class TreeBuilder:
     def __init__(self, source: str = ""):
         self.source = source
         self.problems: list[Problem] = []
+        self.lines: list[str] = []  # of the last text that was parsed
         self._items = self._size = 0
 
     def fail(self, message: str, mark: Any = None) -> TaskError:
@@ -140,7 +145,7 @@ class TreeBuilder:
     def parse(self, text: str) -> Item | None:
         """The tree of one YAML document, None if it is empty. Raises TaskError where the text is no YAML."""
         self._loader: _Loader | None = None
-        self._text, self._lines = text, _LINE_BREAK.split(text)
+        self._text, self.lines = text, _LINE_BREAK.split(text)
         try:
             self._loader = loader = _Loader(text)
             loader.get_event()  # type: ignore[no-untyped-call]
@@ -218,7 +223,8 @@ class TreeBuilder:
             self._place_text(item, node)
         if not known:
             item.kind = item.kind if item.kind in ("map", "list") else "str"
-            message = f"the tag {show('!!' + tag if tag != node.tag else tag)} is not allowed; write the plain value"
+            shown = "" if _is_hidden(path) else show("!!" + tag if tag != node.tag else tag) + " "
+            message = f"the tag {shown}is not allowed; write the plain value, in quotes if it begins with '!'"
             self.problems.append(item.problem(".".join(path), message))
         return item
 
@@ -254,11 +260,11 @@ class TreeBuilder:
         start, end = node.start_mark, node.end_mark
         if node.style == "|":
             header = start.line  # an anchor may stand on a line before the `|`
-            while header < len(self._lines) - 1 and not _BLOCK_HEADER.search(self._lines[header]):
+            while header < len(self.lines) - 1 and not _BLOCK_HEADER.search(self.lines[header]):
                 header += 1
             for number, line in enumerate(node.value.split("\n"), header + 1):
-                if line and number < len(self._lines):
-                    item.text_start = header + 2, len(self._lines[number]) - len(line) + 1
+                if line and number < len(self.lines):
+                    item.text_start = header + 2, len(self.lines[number]) - len(line) + 1
                     item.literal = True
                     return
         elif start.line == end.line and node.style != ">":
@@ -271,8 +277,19 @@ def read_file(path: str) -> str:
     """The text of a task file (UTF-8, a BOM is dropped). Raises TaskError with one readable sentence."""
     builder = TreeBuilder(path)
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        # A pipe that nobody writes to is at its end, instead of being waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+                raise builder.fail("is a device, not a file with a task")
+            data, more = b"", file.read(MAX_BYTES + 1)  # None: a pipe whose writer has not written yet
+            os.set_blocking(descriptor, True)
+            while more is None or more:
+                data += more or b""
+                more = file.read(MAX_BYTES + 1 - len(data))
+    except TaskError:
+        raise
     except OSError as error:
         raise builder.fail(f"cannot read this file: {error.strerror}") from error
     except ValueError as error:  # NUL or a lone surrogate in the name
@@ -300,11 +317,22 @@ def _join_surrogates(text: str) -> str:
 
 
 def _syntax_message(error: yaml.MarkedYAMLError) -> str:
-    problem = " ".join((error.problem or error.context or "cannot be read").split())
+    problem, context = (_without_names(text or "") for text in (error.problem, error.context))
+    problem = problem or context or "cannot be read"
     if isinstance(error, _TooMuchError):
         return problem
     if "'\\t'" in problem:
         return "a tab character; YAML is indented with spaces"
     if "mapping values are not allowed" in problem:
         return "not valid YAML: a second ': ' in one line; put the value in quotes"
-    return f"not valid YAML: {problem}" + (f" ({' '.join(error.context.split())})" if error.context else "")
+    return f"not valid YAML: {problem}" + (f" ({context})" if context and context != problem else "")
+
+
+def _without_names(text: str) -> str:
+    """PyYAML's words on one line without the words of the file that they quote: a password may begin with `*`."""
+    return " ".join(re.sub(r" '[^'<\\\s][^'\s]+'(?= |$|;)", "", " ".join(text.split())).split())
+
+
+def _is_hidden(path: tuple[str, ...]) -> bool:
+    """Whether the value at a path is a credential."""
+    return path[:1] == ("secrets",) or (len(path) > 1 and is_credential(path[1]))

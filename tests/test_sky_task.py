@@ -152,17 +152,25 @@ show([ours, theirs])
 def test_rendered_yaml_is_the_same_task(python: Python, tmp_path: Path) -> None:
     (tmp_path / "task.yaml").write_text(WHOLE)
     (tmp_path / "a.txt").write_text("a")
-    rendered = python(None, "render", "task.yaml", "--set", "LR=0.2", cwd=tmp_path)
+    rendered = python(None, "render", "task.yaml", "--set", "LR=0.2", "--set", "HF_TOKEN=s3cret2", cwd=tmp_path)
     assert rendered.returncode == 0, rendered.stderr
     assert "s3cret" not in rendered.stdout + rendered.stderr
-    assert "--secret TOKEN=..." in rendered.stderr
+    assert "--env HF_TOKEN --secret TOKEN" in rendered.stderr
     (tmp_path / "sky.yaml").write_text(rendered.stdout)
     code = """
 from sky.utils import dag_utils
-dag = dag_utils.load_chain_dag_from_yaml("sky.yaml", secret_overrides=[("TOKEN", "s3cret")])
-show([data(dag.tasks[0]), data(tl.to_sky_task(load_task("task.yaml", overrides=["LR=0.2"])))])
+try:
+    dag_utils.load_chain_dag_from_yaml("sky.yaml")
+except ValueError as error:
+    assert "HF_TOKEN" in str(error)
+else:
+    raise AssertionError("a value that was left out is not asked for")
+from sky.client.cli import flags
+given = [flags._parse_env_var("HF_TOKEN")], [flags._parse_secret_var("TOKEN")]
+dag = dag_utils.load_chain_dag_from_yaml("sky.yaml", env_overrides=given[0], secret_overrides=given[1])
+show([data(dag.tasks[0]), data(tl.to_sky_task(load_task("task.yaml", overrides=["LR=0.2", "HF_TOKEN=s3cret2"])))])
 """
-    found = result(python(code, cwd=tmp_path))
+    found = result(python(code, cwd=tmp_path, HF_TOKEN="s3cret2", TOKEN="s3cret"))
     assert found[0] == found[1]
 
 

@@ -158,7 +158,7 @@ BAD = [
     ("name: a: b\n", "task.yaml:1:8: not valid YAML: a second ': ' in one line; put the value in quotes"),
     ("name: [a\n", "task.yaml:2:1: not valid YAML: expected ',' or ']'"),
     ("env:\n\tA: 1\n", "task.yaml:2:1: a tab character; YAML is indented with spaces"),
-    ("name: *nowhere\n", "task.yaml:1:7: not valid YAML: found undefined alias 'nowhere'"),
+    ("name: *nowhere\n", "task.yaml:1:7: not valid YAML: found undefined alias"),
     ("name: a\nenv: {A: \x07}\n", "task.yaml:2:10: the character U+0007 is not allowed in YAML"),
     ('name: "\\UFFFFFFFF"\n', "task.yaml:1:10: not valid YAML: a number or an escape"),
     (b"name: ok\ndescription: caf\xe9\n", "task.yaml:2: is not UTF-8 text (byte 0xe9); save it as UTF-8"),
@@ -288,7 +288,7 @@ def test_reads_what_is_no_regular_file(tmp_path):
         os.write(writer, b"name: piped\n")
         os.close(writer)
         assert load_task(f"/dev/fd/{reader}").name == "piped"
-    with pytest.raises(TaskError, match="over 1 MB"):
+    with pytest.raises(TaskError, match="is a device"):
         load_task("/dev/zero")
 
 

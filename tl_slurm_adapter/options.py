@@ -12,8 +12,10 @@ import re
 import unicodedata
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+
+from shared_env.credentials import is_credential, mask, readable
 
 from .option_table import RENAMED, SHORT, SRUN_ONLY, TABLE, Spec, find_long
 from .words import BLANKS, quote, split_words
@@ -28,7 +30,8 @@ class OptionError(ValueError):
     """Flags that cannot be used. `line` counts from 1 (0: not from a text), `text` is that line or the option."""
 
     def __init__(self, message: str, line: int = 0, text: str = "") -> None:
-        super().__init__(f"sbatch options, line {line}: {message} (in {text.strip()!r})" if line else message)
+        message = f"sbatch options, line {line}: {message} (in {_cut(text.strip())!r})" if line else message
+        super().__init__(_cut(readable(mask(message)), 1000))
         self.line = line
         self.text = text
 
@@ -58,7 +61,9 @@ class Option:
             raise self.error(f"--{self.name} takes no value; write --{self.name} alone")
         # Cs: half a surrogate pair, which cannot be written to a script
         if any(unicodedata.category(char) in ("Cc", "Cs") for char in self.value or ""):
-            raise self.error(f"the value of --{self.name} holds a control character: {self.value!r}; remove it")
+            raise self.error(
+                f"the value of --{self.name} holds a control character: {_cut(self.value or '')!r}; remove it"
+            )
 
     @property
     def spec(self) -> Spec:
@@ -69,6 +74,19 @@ class Option:
     def flag(self) -> str:
         """The option as a person would type it, for messages."""
         return f"--{self.name}" if self.value is None else f"--{self.name}={self.value}"
+
+    def __repr__(self) -> str:
+        return f"Option({mask(self.flag)!r})"
+
+    def without_credentials(self) -> Option:
+        """The option with the names alone of the credentials in an `--export`: sbatch takes their values from its
+        own environment (sbatch(1))."""
+        if self.name != "export" or not self.value:
+            return self
+        items = (item.partition("=") for item in _export_items(self.value))
+        return replace(
+            self, value=",".join(name if is_credential(name) else name + is_ + text for name, is_, text in items)
+        )
 
     def header(self) -> str:
         """The directive line, quoted so that sbatch reads back exactly `value`."""
@@ -149,14 +167,22 @@ def _merge_exports(earlier: Option, later: Option) -> Option:
     everything = False
     names: dict[str, str] = {}
     for option in (earlier, later):
-        # a comma inside quotes belongs to the value, as in --export='A="x,y"'
-        for item in re.findall(r"""(?:"[^"]*"|'[^']*'|[^,])+""", option.value or ""):
+        for item in _export_items(option.value or ""):
             if item.upper() == "ALL":
                 everything = True
             elif item.upper() not in ("NONE", "NIL"):
                 names.pop(item.partition("=")[0], None)
                 names[item.partition("=")[0]] = item
     return Option("export", ",".join(["ALL"] * everything + list(names.values())), later.line, later.text)
+
+
+def _export_items(value: str) -> list[str]:
+    """The items of an --export; a comma inside quotes belongs to the value, as in --export='A="x,y"'."""
+    return re.findall(r"""(?:"[^"]*"|'[^']*'|[^,])+""", value)
+
+
+def _cut(text: str, length: int = 100) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def _parse_line(flags: str, line: int, text: str) -> Iterator[Option]:
@@ -176,7 +202,7 @@ def _parse_line(flags: str, line: int, text: str) -> Iterator[Option]:
         elif word.startswith("-") and word not in ("-", "--"):
             yield from _short_options(word, words, line, text)
         else:
-            raise OptionError(f"{word!r} is no option; options begin with '-', comments with '#'", line, text)
+            raise OptionError(f"{_cut(word)!r} is no option; options begin with '-', comments with '#'", line, text)
 
 
 def _short_options(word: str, words: deque[str], line: int, text: str) -> Iterator[Option]:
@@ -201,7 +227,7 @@ def _find(name: str, line: int, text: str) -> Spec:
     if len(found) == 1:
         return TABLE[found[0]]
     if found:
-        names = ", ".join(f"--{candidate}" for candidate in found)
+        names = ", ".join(f"--{candidate}" for candidate in found[:8]) + ", ..." * (len(found) > 8)
         raise OptionError(f"--{name} is ambiguous; write one of {names}", line, text)
     if name in SRUN_ONLY:
         raise OptionError(f"--{name} is an option of srun, not of sbatch; move it to the srun command", line, text)

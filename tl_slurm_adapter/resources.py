@@ -14,6 +14,9 @@ CPU_FLAGS = frozenset(("cpus-per-task", "cpus-per-gpu"))
 MEMORY_FLAGS = frozenset(("mem", "mem-per-cpu", "mem-per-gpu"))
 
 
+MOST = 2**31  # what Slurm can count: minutes, CPUs, megabytes
+
+
 class RequestError(ValueError):
     """An argument that cannot become a job; nothing was submitted."""
 
@@ -34,8 +37,10 @@ def parse_accelerators(accelerators: object) -> tuple[str, int] | None:
             f"accelerators: {accelerators!r} is a choice of several; Slurm takes one: write accelerators: 'L4:2'"
         )
     found = re.fullmatch(r"\s*([A-Za-z0-9][\w.-]*)\s*(?::\s*(\d+(?:\.0*)?)\s*)?", accelerators, re.ASCII)
-    if not found or (found[2] and int(float(found[2])) < 1):
-        raise RequestError(f"accelerators: {accelerators!r} is not TYPE:NUMBER with a whole number, such as 'L4:2'")
+    if not found or (found[2] and not 1 <= float(found[2]) < MOST):
+        raise RequestError(
+            f"accelerators: {_shown(accelerators)} is not TYPE:NUMBER with a whole number, such as 'L4:2'"
+        )
     name = "" if found[1].lower() == "gpu" else found[1]
     return name, int(float(found[2] or 1))
 
@@ -84,7 +89,10 @@ def memory_option(memory: object) -> Option | None:
     """`--mem` for the memory of a node in GB, such as 64, '64+' or '64GB'."""
     if memory is None or memory == "":
         return None
-    text = re.sub(r"(?i)\s*gi?b?\s*(\+?)$", r"\1", str(memory).strip())
+    text = str(memory).strip()
+    if len(text) > 64:
+        raise RequestError(f"memory: {_shown(text)} is no number > 0; write memory: 8 or memory: '8+'")
+    text = re.sub(r"(?i)\s*gi?b?\s*(\+?)$", r"\1", text)
     amount = _amount("memory", text)
     return Option("mem", f"{int(amount)}G" if amount == int(amount) else f"{math.ceil(amount * 1024)}M")
 
@@ -97,8 +105,8 @@ def time_option(seconds: object) -> Option | None:
     """
     if seconds is None:
         return None
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or seconds <= 0:
-        raise RequestError(f"time_limit_seconds must be a number of seconds > 0, not {seconds!r}")
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < MOST:
+        raise RequestError(f"time_limit_seconds must be a number of seconds > 0, not {_shown(seconds)}")
     minutes, rest = divmod(math.ceil(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -108,6 +116,14 @@ def time_option(seconds: object) -> Option | None:
 def _amount(name: str, value: object) -> float:
     """A number such as 8, '8' or '8+' (at least 8: Slurm gives what is asked for)."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\+?", str(value).strip(), re.ASCII)
-    if isinstance(value, bool) or not found or float(found[1]) <= 0:
-        raise RequestError(f"{name}: {value!r} is no number > 0; write {name}: 8 or {name}: '8+'")
+    if isinstance(value, bool) or not found or not 0 < float(found[1]) < MOST:
+        raise RequestError(f"{name}: {_shown(value)} is no number > 0; write {name}: 8 or {name}: '8+'")
     return float(found[1])
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # int() and str() stop at 4300 digits
+        return "a number too long to print"
+    return text if len(text) <= 80 else text[:77] + "..."

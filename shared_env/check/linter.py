@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shared_env.credentials import mask
+
 from . import rules_counts, rules_env, rules_rank, rules_rendezvous, rules_start  # noqa: F401  (they fill RULES)
 from .finding import RULES, Finding, Hit, Rule
 from .shell_syntax import Lines
@@ -38,7 +40,7 @@ def check(task: Task, *, sbatch_flags: str | None = None) -> list[Finding]:
     for code in sorted(RULES):
         for hit in RULES[code].check(subject):
             finding = _finding(subject, RULES[code], hit)
-            if not _ignored(subject, code, hit) and not _ignored_in_file(finding):
+            if not _ignored(subject, code, hit) and not _ignored_in_file(task, finding):
                 found.setdefault((code, finding.key, finding.line, finding.column), finding)
     return sorted(found.values(), key=lambda item: (item.line or 0, item.column or 0, item.code))
 
@@ -90,9 +92,10 @@ def _finding(subject: Subject, rule: Rule, hit: Hit) -> Finding:
     at_line, at_column = place or (None, None)
     severity = hit.severity or rule.severity
     path = None if hit.key == "sbatch_flags" else subject.task.source
-    text = " ".join(hit.text.split())
+    hidden = subject.task.credentials.values()
+    text, message, fix = (mask(text, hidden) for text in (" ".join(hit.text.split()), hit.message, hit.fix))
     text = text if len(text) <= 160 else text[:157] + "..."
-    return Finding(rule.code, severity, at_line, at_column, text, hit.message, hit.fix, path, hit.key)
+    return Finding(rule.code, severity, at_line, at_column, text, message, fix, path, hit.key)
 
 
 def _ignored(subject: Subject, code: str, hit: Hit) -> bool:
@@ -110,15 +113,11 @@ def _ignored(subject: Subject, code: str, hit: Hit) -> bool:
     return any(_silences(lines.line_text(number), code) for number in range(first, last + 1))
 
 
-def _ignored_in_file(finding: Finding) -> bool:
+def _ignored_in_file(task: Task, finding: Finding) -> bool:
     """A YAML comment behind a value: the task does not keep it, the file does."""
     if finding.path is None or finding.line is None or finding.key in ("script", "setup"):
         return False
-    try:
-        lines = Path(finding.path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # read from another directory, or gone
-        return False
-    return finding.line <= len(lines) and _silences(lines[finding.line - 1], finding.code)
+    return _silences(task.line_text(finding.line), finding.code)
 
 
 def _silences(line: str, code: str) -> bool:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from shared_env.credentials import MASK
+
 from .finding import Hit, rule
 from .layout import srun_layout, tasks_per_node
 from .names import FAMILIES, GUESSES, SKYPILOT_RUN_ONLY, SKYPILOT_SETUP
@@ -138,12 +140,16 @@ def device_mask(subject: Subject) -> Iterator[Hit]:
 def literal_value(subject: Subject) -> Iterator[Hit]:
     """Values of env are data: no shell removes quotes or puts in variables."""
     for name, value in subject.env.items():
-        braced = BRACED.search(value)
-        if QUOTE_ENDS.match(value):
+        quoted, braced = QUOTE_ENDS.match(value), BRACED.search(value)
+        if quoted:
             fault, fix = "the quotes are part of the value", f"write {name}: {value[1:-1]}"
         elif braced:
             fault = f"{braced[0]} is not expanded: the program sees it as it stands"
             fix = f'set it in script instead: export {name}="{value}"' if '"' not in value else "set it in script"
         else:
             continue
+        if name in subject.task.credentials:
+            value = MASK
+            fault = "the quotes are part of the value" if quoted else "the ${...} in it is not expanded"
+            fix = "remove the quotes" if quoted else "set it in script"
         yield Hit(0, f"{name}: {value}", fault, fix, f"env.{name}")

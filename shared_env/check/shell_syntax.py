@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 FIRST_HOLE = 0xE000
 LAST_HOLE = 0xF8FF
+MAX_NODES = 50_000  # of a syntax tree: some thousand lines of shell
+MAX_HERE_DOCS = 1_000  # tree-sitter's time grows with the square of how many are open
 EXPANSIONS = frozenset({"simple_expansion", "expansion", "command_substitution", "process_substitution"})
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "\\": "\\", "'": "'", '"': '"'}
 
@@ -109,8 +111,9 @@ class Document:
         return self.origin[byte] if byte < len(self.origin) else (self.origin[-1] if self.origin else 0)
 
     def parse(self) -> Node:
-        """The root of the syntax tree."""
-        return _parser().parse(self.data).root_node
+        """The root of the syntax tree; of an empty text where this one is larger than any script that people write."""
+        root = _parser().parse(self.data if self.data.count(b"<<") <= MAX_HERE_DOCS else b"").root_node
+        return root if root.descendant_count <= MAX_NODES else _parser().parse(b"").root_node
 
     @classmethod
     def from_pieces(cls, pieces: Sequence[Piece]) -> Document:
@@ -203,8 +206,12 @@ def ansi_c_piece(document: Document, shell: Shell, node: Node) -> Piece:
 def names_in(node: Node) -> tuple[str, ...]:
     """Every variable name that an expansion uses, once, in order; names that a substitution sets are not uses."""
     found = {}
-    for child in descend(node):
-        is_name = child.type in ("variable_name", "special_variable_name")
-        if is_name and not (child.parent is not None and child.parent.type in ("variable_assignment", "for_statement")):
-            found[source(child)] = True
+    stack = [(node, "")]
+    while stack:
+        current, above = stack.pop()
+        if current.type in ("variable_name", "special_variable_name"):
+            if above not in ("variable_assignment", "for_statement"):
+                found[source(current)] = True
+        else:  # a node's own `parent` costs a walk from the root
+            stack.extend((child, current.type) for child in reversed(current.children))
     return tuple(found)

@@ -10,7 +10,7 @@ from .commands import UNKNOWN, Command, Comment, Reference, Scope, Script, Value
 from .expand import MAX_DEPTH, Expander, joined, value_of
 from .follow import Follower
 from .programs import SHELLS, script_argument, shell_body
-from .shell_syntax import Document, Piece, Shell, Word, source, text_piece
+from .shell_syntax import Document, Piece, Shell, Word, descend, source, text_piece
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -61,7 +61,7 @@ class Walker(Follower):
                 place = scope.document.place(child.start_byte)
                 name = source(child)
                 self.script.references.append(Reference(name, place, name, "", scope.shell, scope.tested))
-            elif child.type == "binary_expression":
+            elif child.type == "binary_expression" and scope.depth <= MAX_DEPTH:
                 self.inside(child, inner)
             elif child.is_named and child.type not in ("variable_name", "special_variable_name", "subscript", "word"):
                 self.walk(child, inner)
@@ -267,7 +267,7 @@ def _parts(node: Node, data: bytes) -> tuple[list[Node], list[Node], list[Node]]
 
 def _is_test(node: Node) -> bool:
     tests = ("test_command", "compound_statement", "negated_command", "pipeline")
-    return node.type in tests or source(node).startswith(("test ", "grep ")) or any(map(_is_test, node.named_children))
+    return any(each.type in tests or source(each).startswith(("test ", "grep ")) for each in descend(node))
 
 
 def _appended(before: Value, added: Value, array: bool) -> Value:

@@ -60,7 +60,9 @@ def run_on_cluster(
         try:
             with module.Cluster({"nodes": nodes, "gres": _gres(task), "keep": " ".join(sorted(here))}) as cluster:
                 # The hosts have a /tmp of their own. The log belongs to this run: it goes with the cluster.
-                copy = shutil.copy(path, cluster.scratch)
+                copy = Path(cluster.scratch, "task.yaml")
+                copy.touch(0o600)  # there may be secrets in it
+                copy.write_bytes(Path(path).read_bytes())
                 flags = f"--output={cluster.scratch}/log" + (f" --gpus-per-node={gpus_per_node}" * bool(gpus_per_node))
                 argv = [sys.executable, "-m", "tl_slurm_adapter.cli", "submit", str(copy), "--follow"]
                 argv += ["--set", f"resources.num_nodes={nodes}", "--set", "resources.provider=slurm"]
