@@ -58,7 +58,7 @@ def test_no_sbcast_and_no_shared_submit_directory_goes_on_without(cluster: Clust
     cluster.run("mkdir", "-p", private, check=True)
     path = write_task(
         workdir, "srun sh -c 'echo rank=${RANK-unset} master=$MASTER_ADDR'\necho here ${NODE_RANK}\n",
-        setup=in_path(tools),
+        setup=in_path(tools), env={"HOME": private},
     )  # fmt: skip
     try:
         done = tl_slurm(cluster, "submit", path, "--follow", "--sbatch-flags", f"--output={workdir}/log", cwd=private)
@@ -78,7 +78,7 @@ def test_per_node_stops_where_the_script_cannot_be_placed(cluster: Cluster, work
     (tools / "sbcast").unlink()
     cluster.run("mkdir", "-p", "/tmp/private", check=True)
     cluster.node(1, "mkdir", "-p", "/tmp/private", check=True)
-    path = write_task(workdir, "echo unreached\n", setup=in_path(tools), launch="per-node")
+    path = write_task(workdir, "echo unreached\n", setup=in_path(tools), launch="per-node", env={"HOME": "/dev/null"})
     done = tl_slurm(
         cluster, "submit", path, "--follow", "--sbatch-flags", f"--output={workdir}/log", cwd="/tmp/private"
     )

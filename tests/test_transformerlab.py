@@ -295,10 +295,13 @@ def test_exit_status_of_the_trap(cluster: Cluster, trapped: Callable[..., tuple[
 
 
 def test_without_a_task_prolog_the_trap_freezes_no_rank(
-    cluster: Cluster, trapped: Callable[..., tuple[str, str]]
+    cluster: Cluster, trapped: Callable[..., tuple[str, str]], workdir: Path
 ) -> None:
-    # No sbcast, and a submit directory that the other node does not have.
-    setup = "sbcast() { echo refused; return 1; }\nSLURM_SUBMIT_DIR=/nonexistent\n"
+    # No sbcast, and no directory that the other node has too.
+    refuses = workdir / "bin" / "sbcast"
+    refuses.write_text("#!/bin/sh\nexit 1\n")
+    refuses.chmod(0o755)
+    setup = "SLURM_SUBMIT_DIR=/dev/null HOME=/dev/null\ncd /tmp\n"
     state, log = trapped("srun sh -c 'echo rank=${RANK-unset}'\n", setup=setup)
     assert (state, log.count("rank=unset")) == ("COMPLETED", 2), log
 

@@ -9,6 +9,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from shared_env.contract import NAMES
+from shared_env.credentials import credentials_in, mask, shown_env
 from shared_env.shell import remote_trap, slurm_block
 
 from .options import (
@@ -38,9 +39,12 @@ if TYPE_CHECKING:
     from shared_env.task import Task
 
 SHEBANG = "#!/bin/bash"
+LEFT_OUT = "left out of this preview; set it where sbatch is called"
 # srun reports the highest exit status. A task that Slurm ends with SIGTERM because another one failed would report
-# 143 and hide that other status, so it reports 1.
-PER_NODE = """trap t=1 TERM; "$0" "$@"; s=$?; [ "$s${t-}" != 1431 ] || s=1; exit "$s\""""
+# 143 and hide that other status, so it reports 1. (The signal may reach this shell after the script: hence the sleep.)
+# Other signals are the script's own business, and must not end the shell around it.
+PER_NODE = """trap : HUP INT QUIT ALRM USR1 USR2 XCPU; trap t=1 TERM; "$0" "$@"; s=$?
+[ $s != 143 ] || sleep 1; [ "$s${t-}" != 1431 ] || s=1; exit $s"""
 _SHELL = re.compile(r"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(?:\S*/)?(?:bash|sh)(?:\s+-\S+)*\s*")
 
 
@@ -78,7 +82,7 @@ def render_batch_script(run: str, **request: Unpack[RequestFields]) -> str:
             cpus: CPUs of a node, such as 8 or '8+'.
             memory: memory of a node in GB.
             time_limit_seconds: limit of the job's run time.
-            requeue: ask Slurm to start the job again after a node failure or preemption.
+            requeue: ask Slurm to start the job again after a node failure or preemption; its log goes on in the file.
             master_addr: "hostname", or "ip" where node names do not resolve.
             master_addr_suffix: text behind the host name, such as "-ib".
             launch: "script" (run in the batch shell, on the first node) or "per-node" (once on every node).
@@ -96,7 +100,8 @@ def render_batch_script(run: str, **request: Unpack[RequestFields]) -> str:
 class BatchRequest:
     """A checked request for a job: `str()` of it is the batch script. Arguments: see `render_batch_script`.
 
-    `gpu_types` are the GPU types of the cluster (`resources.gpu_option`); None when not known.
+    `gpu_types` are the GPU types of the cluster (`resources.gpu_option`); None when not known. `secret_names` are the
+    variables of `env` that are credentials whatever their names say.
     """
 
     run: str
@@ -115,6 +120,7 @@ class BatchRequest:
     master_addr_suffix: str = ""
     launch: str = "script"
     gpu_types: Sequence[str] | None = None
+    secret_names: frozenset[str] = frozenset()
     nodes: int = field(init=False, default=1)
     options: tuple[Option, ...] = field(init=False, default=())
     layout: TaskLayout = field(init=False, repr=False)
@@ -122,12 +128,15 @@ class BatchRequest:
 
     def __post_init__(self) -> None:
         self._check()
-        body = leading_directives(_text("script", self.run))
+        run = _text("script", self.run)
+        body = leading_directives(run)
         # A task may stay None in num_nodes: that is one node.
         nodes = 1 if self.num_nodes is None else self.num_nodes
         given = effective([*body.options, *parse_flags(self.sbatch_flags)])
         check_num_nodes(given, nodes)
         for name, value in (
+            ("run", run),
+            ("setup", _text("setup", self.setup or "").rstrip("\n")),
             ("nodes", nodes),
             ("_body", body),
             ("layout", task_layout(given, nodes)),
@@ -156,6 +165,7 @@ class BatchRequest:
             "job_name": task.name,
             "setup": task.setup,
             "env": {**task.env, **task.secrets},
+            "secret_names": frozenset(task.secrets),
             "accelerators": task.accelerators,
             "cpus": task.cpus,
             "memory": task.memory,
@@ -173,19 +183,40 @@ class BatchRequest:
         """The same request for a cluster that has these GPU types."""
         return self if gpu_types is None or not self.accelerators else replace(self, gpu_types=tuple(gpu_types))
 
+    def __repr__(self) -> str:
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        shown = {name: mask(value) if isinstance(value, str) else value for name, value in values.items() if value}
+        shown["env"] = shown_env(self.env or {}, self.secret_names)
+        return f"BatchRequest({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
     def __str__(self) -> str:
         """The batch script."""
+        return self._script(self.options, frozenset())
+
+    def preview(self) -> tuple[str, int]:
+        """The batch script without the values of credentials, and how many they are.
+
+        It is still a batch script: what is left out comes from the environment of the one who submits it, and the job
+        says so and ends where it is not there.
+        """
+        hidden = credentials_in(self.env or {}, self.secret_names)
+        options = [option.without_credentials() for option in self.options]
+        changed = sum(new.value != old.value for new, old in zip(options, self.options, strict=True))
+        return self._script(options, hidden), len(hidden) + changed
+
+    def _script(self, options: Sequence[Option], hidden: frozenset[str]) -> str:
         body = self._body
-        lines = [body.shebang or SHEBANG, *(option.header() for option in self.options), ""]
-        run = "\n".join(_text("script", self.run).split("\n")[body.body_start :]) if body.options else self._plain_run()
+        lines = [body.shebang or SHEBANG, *(option.header() for option in options), ""]
+        run = "\n".join(self.run.split("\n")[body.body_start :]) if body.options else self._plain_run()
         if self.nodes > 1:
-            lines.append("unset " + " ".join(NAMES))
-        lines += [f"export {name}={_value(value)}" for name, value in (self.env or {}).items()]
-        setup = _text("setup", self.setup).rstrip("\n") if self.setup else ""
-        if setup:
-            lines += ["# Setup", setup]
+            lines.append("unset " + " ".join(name for name in NAMES if name not in hidden))
+        for name, value in (self.env or {}).items():
+            word = f'"${{{name}:?{LEFT_OUT}}}"' if name in hidden else _value(value)
+            lines.append(f"export {name}={word}")
+        if self.setup:
+            lines += ["# Setup", self.setup]
         if self.nodes > 1:
-            lines.append(self._block(setup).rstrip("\n"))
+            lines.append(self._block().rstrip("\n"))
             if run.startswith("tfl-remote-trap ") and not (self._per_node or body.shebang):
                 lines.append(remote_trap().rstrip("\n"))
         lines.append("")
@@ -200,7 +231,7 @@ class BatchRequest:
             return None
         from shared_env.check import torchrun_trap
 
-        trap = torchrun_trap(_text("script", self.run))
+        trap = torchrun_trap(self.run)
         return trap.text if trap else None
 
     @property
@@ -208,19 +239,17 @@ class BatchRequest:
         return self.launch == "per-node" and self.nodes > 1
 
     def _plain_run(self) -> str:
-        run = _text("script", self.run)
-        return run.split("\n", 1)[1] if self._body.shebang and "\n" in run else "" if self._body.shebang else run
+        return self.run.partition("\n")[2] if self._body.shebang else self.run
 
-    def _block(self, setup: str) -> str:
-        script = _text("script", self.run).removesuffix("\n") if self._per_node else None
+    def _block(self) -> str:
         return slurm_block(
             self.nodes,
             self.layout.world_size_fallback,
             master_addr=self.master_addr,
             master_addr_suffix=self.master_addr_suffix,
             frozen_rank=self.frozen_rank,
-            per_node_script=script,
-            keep_exit_trap="trap" in setup,
+            per_node_script=self.run.removesuffix("\n") if self._per_node else None,
+            keep_exit_trap="trap" in (self.setup or ""),
         )
 
     def _srun(self) -> str:
@@ -253,6 +282,8 @@ class BatchRequest:
         add(memory_option(self.memory), *MEMORY_FLAGS)
         add(time_option(self.time_limit_seconds))
         add(Option("requeue") if self.requeue else None, "no-requeue")
+        # The next attempt would write over the log of the one before. A file that is named may be of an earlier job.
+        add(Option("open-mode", "append") if self.requeue else None, "no-requeue", "output")
         return out
 
     def _check(self) -> None:
@@ -261,12 +292,13 @@ class BatchRequest:
             raise RequestError(f"num_nodes must be an integer >= 1, not {nodes!r}")
         if not isinstance(self.run, str) or not self.run.strip():
             raise RequestError("there is nothing to run: the script is empty")
-        _text("setup", self.setup or "")
         for name, value in (self.env or {}).items():
             if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
                 raise RequestError(f"env: {name!r} is no variable name: use letters, digits and _")
             if not isinstance(value, str):
-                raise RequestError(f"env: {name} has the value {value!r}, which is no text: put it in quotes")
+                raise RequestError(
+                    f"env: {name} has the value {shown_env({name: value})[name]!r}, which is no text: put it in quotes"
+                )
             if "\0" in value:
                 raise RequestError(f"env: {name} has a NUL byte in its value, which no environment can carry")
         if self.master_addr not in ("hostname", "ip"):
@@ -303,4 +335,4 @@ def _instead(provider: str) -> str:
 
 
 __all__ = ["BatchRequest", "RequestError", "RequestFields", "render_batch_script"]
-assert tuple(RequestFields.__annotations__) == tuple(f.name for f in fields(BatchRequest) if f.init)[1:-1]  # noqa: S101
+assert tuple(RequestFields.__annotations__) == tuple(f.name for f in fields(BatchRequest) if f.init)[1:-2]  # noqa: S101

@@ -1,14 +1,13 @@
 # shellcheck shell=sh disable=SC2154
 # srun runs the task prolog on the node of each task, so every node needs the file: sbcast copies it.
 _tlmn_new() {
-    # An executable file $1 that did not exist before (/tmp is everybody's), with the text $2.
-    case $- in *C*) _tlmn_clobber=off ;; *) _tlmn_clobber=on && set -C ;; esac
-    _tlmn_made=no
-    # shellcheck disable=SC2188
-    if { printf '' > "$1"; } 2> /dev/null && chmod 700 "$1" && printf '%s\n' "$2" >| "$1" && [ -x "$1" ]; then _tlmn_made=yes; fi
-    case $_tlmn_clobber in on) set +C ;; esac
-    unset _tlmn_clobber
-    [ "$_tlmn_made" = yes ]
+    # A new file $1 with the text $2; its caller has set umask and noclobber. /tmp is everybody's: what is there already
+    # is neither overwritten nor followed nor opened (a pipe would block).
+    if [ -e "$1" ] || [ -h "$1" ]; then
+        echo "$1 exists"
+        return 1
+    fi
+    printf '%s\n' "$2" > "$1"
 }
 _tlmn_next=${SLURM_TASK_PROLOG:-}
 case $_tlmn_next in
@@ -29,40 +28,43 @@ _tlmn_run=''
 _tlmn_each='env -i "PATH=$PATH" ${SLURM_CONF:+"SLURM_CONF=$SLURM_CONF"} srun --overlap --quiet --input=none'"\
  --jobid=$_tlmn_job --nodes=${SLURM_JOB_NUM_NODES:-@NUM_NODES@} --ntasks=${SLURM_JOB_NUM_NODES:-@NUM_NODES@}\
  --ntasks-per-node=1 --cpus-per-task=1 --mem=0 --immediate=10"
-_tlmn_why=''
 _tlmn_base=/tmp/tl-multinode.$_tlmn_job.$_tlmn_restart
-for _tlmn_kind in task-prolog ${_tlmn_run:+run}; do
-    case $_tlmn_kind in run) _tlmn_text=$_tlmn_run ;; *) _tlmn_text=$_tlmn_prolog ;; esac
-    if ! _tlmn_new "$_tlmn_base.src.$_tlmn_kind" "$_tlmn_text"; then
-        _tlmn_why="no executable file can be made in /tmp"
-        break
-    elif ! _tlmn_why=$(sbcast "$_tlmn_base.src.$_tlmn_kind" "$_tlmn_base.$_tlmn_kind" 2>&1); then
-        _tlmn_why=${_tlmn_why:-"sbcast failed"}
-        break
-    fi
+if _tlmn_why=$({
+    umask 077 && set -C && _tlmn_new "$_tlmn_base.src.task-prolog" "$_tlmn_prolog" &&
+        chmod 700 "$_tlmn_base.src.task-prolog" &&
+        { [ -z "$_tlmn_run" ] || { _tlmn_new "$_tlmn_base.src.run" "$_tlmn_run" &&
+            sbcast "$_tlmn_base.src.run" "$_tlmn_base.run"; }; } &&
+        exec sbcast "$_tlmn_base.src.task-prolog" "$_tlmn_base.task-prolog"
+} 2>&1); then
     _tlmn_why=''
-done
-_tlmn_clean="rm -f $_tlmn_base.src.task-prolog $_tlmn_base.src.run || :"
-if [ -z "$_tlmn_why" ]; then
-    # Of every restart: one that Slurm killed for a requeue could not do it.
-    _tlmn_clean="$_tlmn_each sh -c 'rm -f /tmp/tl-multinode.$_tlmn_job.*' > /dev/null 2>&1 || :
-$_tlmn_clean"
+    [ -x "$_tlmn_base.task-prolog" ] || _tlmn_why='/tmp is mounted noexec, or is not the one that sbcast writes to'
 else
-    # The submit directory is often on a file system that all nodes share: use it if they all see the file.
-    _tlmn_base=${SLURM_SUBMIT_DIR:-$PWD}/.tl-multinode.$_tlmn_job.$_tlmn_restart
-    echo "tl-multinode: cannot copy the task prolog to the nodes ($_tlmn_why); trying ${_tlmn_base%/*}" >&2
-    case $_tlmn_base in
-        *\'*) _tlmn_base='' ;;
-        *)
-            _tlmn_clean="$_tlmn_clean
-rm -f '$_tlmn_base.task-prolog' '$_tlmn_base.run' || :"
-            for _tlmn_kind in task-prolog ${_tlmn_run:+run}; do
-                case $_tlmn_kind in run) _tlmn_text=$_tlmn_run ;; *) _tlmn_text=$_tlmn_prolog ;; esac
-                [ -z "$_tlmn_base" ] || _tlmn_new "$_tlmn_base.$_tlmn_kind" "$_tlmn_text" || _tlmn_base=''
-            done
-            [ -z "$_tlmn_base" ] || eval "$_tlmn_each test -x '$_tlmn_base.task-prolog' > /dev/null 2>&1" || _tlmn_base=''
-            ;;
-    esac
+    _tlmn_why=${_tlmn_why:-sbcast failed}
+fi
+# On every node and of every restart (one that Slurm killed for a requeue could not do it); then here, because a job
+# that is being cancelled starts no step.
+_tlmn_clean="$_tlmn_each sh -c 'rm -f /tmp/tl-multinode.$_tlmn_job.*' > /dev/null 2>&1 || :
+rm -f $_tlmn_base.task-prolog $_tlmn_base.run $_tlmn_base.src.task-prolog $_tlmn_base.src.run 2> /dev/null || :"
+if [ -n "$_tlmn_why" ]; then
+    # A directory that all nodes share will do: often that of the submission, the working directory, or the home.
+    # shellcheck disable=SC2016
+    _tlmn_test='[ -x "$0" ] || { echo "$SLURMD_NODENAME cannot run a file in ${0%/*}"; exit 1; }'
+    for _tlmn_dir in "${SLURM_SUBMIT_DIR:-$PWD}" "$PWD" "${HOME:-}" ''; do
+        _tlmn_base=''
+        case $_tlmn_dir in '') break ;; *\'*) continue ;; esac
+        case $_tlmn_clean in *"'$_tlmn_dir/."*) continue ;; esac
+        echo "tl-multinode: cannot copy the task prolog to /tmp of all nodes ($_tlmn_why); trying $_tlmn_dir" >&2
+        _tlmn_base=$_tlmn_dir/.tl-multinode.$_tlmn_job.$_tlmn_restart
+        _tlmn_clean="$_tlmn_clean
+rm -f '$_tlmn_base.task-prolog' '$_tlmn_base.run' 2> /dev/null || :"
+        if _tlmn_why=$({
+            umask 077 && set -C && _tlmn_new "$_tlmn_base.task-prolog" "$_tlmn_prolog" &&
+                chmod 700 "$_tlmn_base.task-prolog" && { [ -z "$_tlmn_run" ] || _tlmn_new "$_tlmn_base.run" "$_tlmn_run"; }
+        } 2>&1); then
+            _tlmn_why=$(eval "$_tlmn_each"' sh -c "$_tlmn_test" "$_tlmn_base.task-prolog"' 2> /dev/null) && break
+        fi
+        _tlmn_why=${_tlmn_why:-"srun failed"}
+    done
 fi
 #@old_trap@
 # shellcheck disable=SC2064
@@ -70,7 +72,7 @@ fi
 if [ -n "$_tlmn_base" ]; then
     export SLURM_TASK_PROLOG="$_tlmn_base.task-prolog"
 else
-    echo "tl-multinode: @NO_PLACE@" >&2
+    echo "tl-multinode: $_tlmn_why: @NO_PLACE@" >&2
     #@no_place@
 fi
-unset _tlmn_prolog _tlmn_run _tlmn_next _tlmn_each _tlmn_why _tlmn_base _tlmn_kind _tlmn_text _tlmn_clean _tlmn_made
+unset _tlmn_prolog _tlmn_run _tlmn_next _tlmn_each _tlmn_why _tlmn_base _tlmn_dir _tlmn_test _tlmn_clean

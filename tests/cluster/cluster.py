@@ -89,6 +89,11 @@ class Cluster:
     def nodes(self) -> list[str]:
         return [f"{self.name}{i}" for i in range(1, int(self.settings.get("nodes", 3)) + 1)]
 
+    @property
+    def controller(self) -> int:
+        """The process id of slurmctld; when it has ended, start() starts it again."""
+        return int((self.base / "slurmctld.pid").read_text())
+
     def start(self) -> Cluster:
         """Start it, or what of it has died. Returns itself; raises RuntimeError with the script's words."""
         if not self.name:

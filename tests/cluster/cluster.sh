@@ -28,6 +28,7 @@ BASE=${BASE:-/run/mnslurm}         # config, logs, state; not below /tmp
 KEEP=${KEEP:-}                     # directories below /tmp that all hosts see nevertheless; this checkout always
 EXTRA_CONF=${EXTRA_CONF:-}         # lines for slurm.conf; they replace lines of the same key
 CGROUP_CONF=${CGROUP_CONF:-}       # text of cgroup.conf
+PRIVATE_TMP=${PRIVATE_TMP:-}       # 1: each job has its own /tmp (job_container/tmpfs)
 ACCT=${ACCT:-} REST=${REST:-}      # 1: with accounting (slurmdbd) / with slurmrestd
 WAIT=${WAIT:-60}                   # seconds until a start that does not get ready is given up
 
@@ -173,6 +174,7 @@ C
     printf 'AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=%s\n' "$CTL"
     echo "AccountingStoragePass=$BASE/munge/munge.socket"
   fi
+  [ -z "$PRIVATE_TMP" ] || printf 'JobContainerType=job_container/tmpfs\nPrologFlags=Contain\n'
   [ -z "$REST" ] || printf 'AuthAltTypes=auth/jwt\nAuthAltParameters=jwt_key=%s\n' "$BASE/jwt.key"
 }
 # Slurm sets CUDA_VISIBLE_DEVICES for a gpu with a device file, and any character device will do.
@@ -203,6 +205,9 @@ write_conf() {
     echo "PartitionName=short Nodes=${PFX}[1-$NODES] MaxTime=10 State=UP"
   } > "$BASE/slurm.conf"
   printf '%s\n' "$CGROUP_CONF" > "$BASE/cgroup.conf"
+  [ -z "$PRIVATE_TMP" ] || for i in $(nodes); do
+    echo "NodeName=$i AutoBasePath=true BasePath=$BASE/private.$i"
+  done > "$BASE/job_container.conf"
 }
 
 # --- optional: accounting and REST ------------------------------------------------
@@ -266,7 +271,7 @@ all_idle() { [ "$(on "$CTL" sinfo -h -N -p debug -t idle,alloc,mix -o %N 2> /dev
 # What distinguishes one cluster from another; a start with other settings must not touch a running one.
 settings() {
   printf '%s\n' "$NODES" "$CPUS" "$MEM" "$GRES" "$PFX" "$NET" "$NET_IB" "$KEEP" "$EXTRA_CONF" "$CGROUP_CONF" \
-    "$ACCT" "$REST"
+    "$PRIVATE_TMP" "$ACCT" "$REST"
 }
 hosts_up() {
   local h
