@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from shared_env.credentials import mask
 
 if TYPE_CHECKING:
     from shared_env.check import Finding
@@ -83,21 +86,23 @@ def run_command(
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.UsageError as error:
+        error.message = mask(error.message)  # type: ignore[misc]
         error.show()
         return UNUSABLE
     except click.ClickException as error:
         error.show()
         return FAILED
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as end:
+        if text := str(end.__cause__ or end):
+            say(text, "bold red")
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone (| head): no error, and nothing more to flush at the end.
         sys.stdout = None
         return FAILED
     except expected as error:
-        if debug:
-            raise
-        say(f"error: {error}", "bold red")
+        text = "".join(traceback.format_exception(error)).rstrip("\n") if debug else f"error: {error}"
+        say(mask(text), "bold red")
         return FAILED
     return result if isinstance(result, int) else 0
 

@@ -149,3 +149,19 @@ def test_completion(command: str, word: str) -> None:
     assert f"{command}" in run(command, env={variable: "bash_source"}).stdout
     done = run(command, env={variable: "bash_complete", "COMP_WORDS": f"{command} {word[:3]}", "COMP_CWORD": "1"})
     assert f"plain,{word}\n" in done.stdout
+
+
+def test_public_names_are_no_modules_whatever_was_imported_before() -> None:
+    code = """
+import importlib, pkgutil, types
+for package in ("shared_env", "tl_slurm_adapter", "tl_sky_adapter"):
+    module = importlib.import_module(package)
+    for each in pkgutil.iter_modules(module.__path__):
+        if each.name != "policy":  # needs SkyPilot
+            importlib.import_module(f"{package}.{each.name}")
+    for name in set(module.__all__) - {"MultiNodePolicy"}:
+        if type(getattr(module, name)) is types.ModuleType:
+            print(package, name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")

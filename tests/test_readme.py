@@ -68,3 +68,15 @@ def test_make_targets_exist() -> None:
 def test_links() -> None:
     for link in re.findall(r"\]\(([^)#:]+)\)", TEXT):
         assert (ROOT / link).exists(), link
+
+
+def test_every_promise_names_a_test_that_exists() -> None:
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    file = ""
+    named = re.findall(r"`(?:([\w/]+\.py))?(?:::(test_\w+)(\*)?)?`", text)
+    assert len(named) > 40
+    for path, test, more in named:
+        file = path or file
+        source = (ROOT / "tests" / file).read_text()
+        if test:
+            assert re.search(rf"^def {test}{'' if more else '[(]'}", source, re.M), f"{file}::{test}"

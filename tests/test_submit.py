@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared_env.contract import NAMES
-from tl_slurm_adapter import SubmitError, parse_sbatch_output, render_batch_script, sbatch_command, submit
+from tl_slurm_adapter import (
+    SubmitError,
+    parse_rest_response,
+    parse_sbatch_output,
+    render_batch_script,
+    sbatch_command,
+    submit,
+)
+from tl_slurm_adapter.arrival import marked
+from tl_slurm_adapter.client import failure, submission_environment
 from tl_slurm_adapter.jobs import FINISHED, STATE_OF, JobError, one_line, read_status
-from tl_slurm_adapter.submit import submission_environment
 
 # Recorded from scontrol show job of Slurm 22.05.8.
 FAILED_JOB = """\
@@ -45,7 +54,7 @@ def test_status_of_a_job_whose_name_and_comment_look_like_fields() -> None:
     )
     assert (status.nodes, status.log, status.restarts) == ("n[1-2]", "/w/slurm 12.out", 1)
     assert status.exit_status == 3
-    assert str(status) == "job 12: FAILED (NonZeroExitCode), exit code 3"
+    assert str(status) == "job 12: FAILED (NonZeroExitCode), exit code 3, restart 1"
 
 
 def test_status_of_an_array_is_its_worst_element() -> None:
@@ -102,11 +111,54 @@ def test_rejections_raise(stdout: str, stderr: str, words: str) -> None:
     assert caught.value.stderr == (stderr or stdout)
 
 
+NO_JOB, NO_JOB_YET, PERHAPS = (False, False), (True, False), (False, True)  # transient, unknown
+
+
+@pytest.mark.parametrize(
+    ("words", "fate"),
+    [
+        ("Invalid account or account/partition combination specified", NO_JOB),
+        ("I/O error writing script/environment to file", NO_JOB),
+        ("Unable to contact slurm controller (connect failure)", NO_JOB_YET),
+        ("Slurm backup controller in standby mode", NO_JOB_YET),
+        ("Resource temporarily unavailable", NO_JOB_YET),
+        ("MaxJobCount limit reached", NO_JOB_YET),
+        ("Socket timed out on send/recv operation", PERHAPS),
+        ("Unable to contact slurm controller (send failure)", PERHAPS),
+        ("Unable to contact slurm controller (receive failure)", PERHAPS),
+        ("Zero Bytes were transmitted or received", PERHAPS),
+        ("Connection reset by peer", PERHAPS),
+    ],
+)
+def test_what_became_of_a_request(words: str, fate: tuple[bool, bool]) -> None:
+    stderr = f"sbatch: error: Batch job submission failed: {words}\n"
+    for raising in (
+        lambda: parse_sbatch_output("", stderr),
+        lambda: parse_rest_response({"errors": [{"error": words}]}),
+    ):
+        with pytest.raises(SubmitError, match=re.escape(words)) as caught:
+            raising()
+        assert (caught.value.transient, caught.value.unknown) == fate
+        assert ("squeue --me" in str(caught.value)) == caught.value.unknown
+    before = failure(stderr, sent=False)  # the request itself had not been sent
+    assert (before.transient, before.unknown) == (fate != NO_JOB, False)
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])).filter(str.strip), st.integers(1, 2))
+def test_a_submission_differs_from_its_preview_in_one_empty_line(run: str, nodes: int) -> None:
+    preview = render_batch_script(f"true\n{run}", num_nodes=nodes, job_name="x", sbatch_flags="-t 5")
+    lines, sent = preview.split("\n"), marked(preview, "5eed").split("\n")
+    (place,) = [number for number, (line, new) in enumerate(zip(lines, sent, strict=True)) if line != new]
+    assert (lines[place], sent[place]) == ("", "# tl-multinode submission 5eed")
+    assert all(line.startswith("#") for line in lines[:place])
+
+
 def test_one_line_keeps_the_words() -> None:
     assert one_line("sbatch: error: a\nsbatch: error: a\n\nsbatch: b\n") == "a; b"
 
 
 @given(st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"])))
+@example("T\x80\nTL_M\u20ac\n0\u20ac")
 def test_a_remote_shell_hands_on_the_script_as_it_is(text: str) -> None:
     script = f"#!/bin/sh\n{text}\nEOF\n"
     command = sbatch_command(script).replace("sbatch --parsable", "cat", 1)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .client import SubmitError
     from .jobs import Job, JobError, JobStatus
     from .rest import newest_api_version, parse_rest_response, rest_payload
+    from .sbatch import parse_sbatch_output, sbatch_command
     from .script import BatchRequest, RequestError, render_batch_script
-    from .submit import SubmitError, TestResult, parse_sbatch_output, sbatch_command, submit, test_only
+    from .submission import TestResult, submit, test_only
 
 __all__ = [
     "BatchRequest",
@@ -27,10 +29,12 @@ __all__ = [
     "test_only",
 ]
 _HOMES = {
+    "client": ("SubmitError",),
     "jobs": ("Job", "JobError", "JobStatus"),
     "rest": ("newest_api_version", "parse_rest_response", "rest_payload"),
+    "sbatch": ("parse_sbatch_output", "sbatch_command"),
     "script": ("BatchRequest", "RequestError", "render_batch_script"),
-    "submit": ("SubmitError", "TestResult", "parse_sbatch_output", "sbatch_command", "submit", "test_only"),
+    "submission": ("TestResult", "submit", "test_only"),
 }
 
 
@@ -40,8 +44,5 @@ def __getattr__(name: str) -> object:
         if name in names:
             from importlib import import_module
 
-            module = import_module(f"{__name__}.{home}")
-            # `submit` is the function, not the module of that name.
-            globals().update((each, getattr(module, each)) for each in names)
-            return globals()[name]
+            return getattr(import_module(f"{__name__}.{home}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,11 +15,12 @@ from shared_env import TaskError, __version__, load_task
 from shared_env.console import INTERRUPTED, debug_option, passes_check, print_json, run_command, say, show_table
 from shared_env.shell import task_prolog
 
-from .jobs import Job, JobError, JobStatus
+from .client import NO_PYSLURM, SubmitError, submission_environment
+from .jobs import Job, JobError, JobStatus, LogError, worst
 from .nodes import job_nodes
 from .preflight_command import command as preflight
 from .script import BatchRequest, RequestError
-from .submit import BACKENDS, NO_PYSLURM, SubmitError, for_cluster, submission_environment, submit_request, test_request
+from .submission import BACKENDS, for_cluster, submit_request, test_request
 
 
 @click.group(name="tl-slurm", context_settings={"help_option_names": ["-h", "--help"]})
@@ -89,9 +92,18 @@ def _request(  # one argument an option
 
 @group.command()
 @task_options
-def render(**options: Any) -> None:
-    """Print the batch script that `submit` would send."""
-    click.echo(str(for_cluster(_request(**options), submission_environment())), nl=False)
+@click.option("--show-secrets", is_flag=True, help="Print credentials, too: exactly what submit sends.")
+def render(show_secrets: bool, **options: Any) -> None:
+    """Print the batch script that `submit` would send, without the values of credentials.
+
+    Those are `secrets`, and variables with names such as HF_TOKEN; the printed script takes them from the environment
+    in which it is submitted.
+    """
+    request = for_cluster(_request(**options), submission_environment())
+    text, count = (str(request), 0) if show_secrets else request.preview()
+    if count:
+        say(f"{count} value{'s' * (count != 1)} of credentials left out; --show-secrets prints them", "yellow")
+    click.echo(text, nl=False)
 
 
 @group.command()
@@ -116,7 +128,7 @@ def submit(
         else:
             raise SubmitError(f"Slurm would not take the job: {result.message}")
         return 0 if result.accepted else 1
-    job = submit_request(request, backend=backend, inherit_environment=not clean_env)
+    job = submit_request(request, backend=backend, inherit_environment=not clean_env, on_retry=_warn)
     if job.note and not job.note.endswith(NO_PYSLURM):
         say(job.note, "yellow")
     facts = {"job_id": job.job_id, "backend": job.backend, "note": job.note}
@@ -145,7 +157,7 @@ def status(job_id: str, as_json: bool) -> None:
         print_json({**asdict(found), "exit_status": found.exit_status if found.finished else None})
         return
     click.echo(str(found))
-    for name, value in (("nodes", found.nodes), ("start", found.start), ("log", found.log)):
+    for name, value in (("nodes", found.nodes), ("start", found.start), ("log", found.log), ("to do:", found.hint)):
         if value:
             click.echo(f"  {name:<6} {value}")
 
@@ -156,8 +168,10 @@ def status(job_id: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def wait(job_id: str, timeout: float | None, as_json: bool) -> int:
     """Wait for the end of a job; exit with its status (124 after --timeout)."""
+    job = _job(job_id)
     try:
-        found = _job(job_id).wait(timeout, on_change=_tell)
+        with _leaving(job):
+            found = job.wait(timeout, on_change=_tell, on_note=_warn)
     except TimeoutError as error:
         say(f"error: {error}", "bold red")
         return 124
@@ -211,6 +225,12 @@ def _tell(found: JobStatus) -> None:
     when = f", starts about {found.start}" if found.state == "pending" and found.start else ""
     where = f" on {found.nodes}" if found.state == "running" and found.nodes else ""
     say(f"{found}{where}{when}")
+    if found.hint:
+        say(f"  to do: {found.hint}")
+
+
+def _warn(text: str) -> None:
+    say(text, "yellow")
 
 
 def _show_nodes(job: Job, found: JobStatus) -> None:
@@ -233,34 +253,53 @@ def _write(piece: bytes, to_stderr: bool = False) -> None:
     stream.flush()
 
 
+@contextlib.contextmanager
+def _leaving(job: Job) -> Iterator[None]:
+    """Whatever ends this command from outside leaves the job running, and says so."""
+
+    def ended(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, ended)
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as end:
+        say(f"\njob {job.job_id} goes on: tl-slurm logs --follow {job.job_id}, or tl-slurm cancel {job.job_id}")
+        raise SystemExit(end.code if isinstance(end, SystemExit) else INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _follow(job: Job, to_stderr: bool = False) -> JobStatus:
-    """Show the queue while the job waits, then its log, until it has ended."""
-    last: list[JobStatus] = []
+    """Show the queue while the job waits, then its log, until it has ended; return its end, of an array the worst."""
+    last: dict[str, JobStatus] = {}
 
     def tell(found: JobStatus) -> None:
-        if not found.finished:
+        before = last.get(found.job_id)
+        if not found.finished and str(found) != str(before):
             _tell(found)
-        if found.state == "running" and not (last and last[0].state == "running"):
-            _show_nodes(job, found)
-        last[:] = [found]
+        if found.state == "running" and not (before and before.state == "running"):
+            _show_nodes(Job(found.job_id, environ=job.environ), found)
+        last[found.job_id] = found
 
-    try:
-        for piece in job.logs(follow=True, on_change=tell):
-            _write(piece, to_stderr)
-    except KeyboardInterrupt:
-        say(f"\njob {job.job_id} goes on: tl-slurm logs --follow {job.job_id}, or tl-slurm cancel {job.job_id}")
-        raise SystemExit(INTERRUPTED) from None
-    except JobError as error:
-        if not last or not last[0].finished:
-            raise
-        say(str(error), "yellow")
-    say(str(last[0]), "green" if last[0].state == "succeeded" else "bold red")
-    return last[0]
+    with _leaving(job):
+        try:
+            for piece in job.logs(follow=True, on_change=tell, on_note=_warn):
+                _write(piece, to_stderr)
+        except LogError as error:
+            _warn(str(error))
+            if job.job_id not in last or not last[job.job_id].finished:
+                last = {job.job_id: job.wait(on_change=tell, on_note=_warn)}
+    end = worst(list(last.values()))
+    say(str(end), "green" if end.state == "succeeded" else "bold red")
+    if end.hint:
+        say(f"  to do: {end.hint}")
+    return end
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `tl-slurm ARGV` and return its exit status."""
-    return run_command(group, (TaskError, RequestError, ValueError, SubmitError, JobError), argv)
+    return run_command(group, (TaskError, RequestError, ValueError, SubmitError, JobError, OSError), argv)
 
 
 if __name__ == "__main__":

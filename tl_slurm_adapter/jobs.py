@@ -3,78 +3,46 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import queue
 import re
 import subprocess
+import threading
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from .job_log import Log, LogError, missing
+from .job_status import FINISHED, STATE_OF, JobError, JobStatus, one_line, read_status, read_table, worst
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Slurm's job states (squeue(1), JOB STATE CODES) in the five that a caller has to tell apart.
-_STATES = {
-    "pending": "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT POWER_UP_NODE",
-    "running": "RUNNING COMPLETING RESIZING SIGNALING STAGE_OUT STOPPED SUSPENDED UPDATE_DB LAUNCH_FAILED "
-    "EXPEDITING RECONFIG_FAIL",
-    "succeeded": "COMPLETED",
-    "failed": "FAILED BOOT_FAIL DEADLINE NODE_FAIL OUT_OF_MEMORY TIMEOUT",
-    "cancelled": "CANCELLED PREEMPTED REVOKED",
-}
-STATE_OF = {raw: state for state, names in _STATES.items() for raw in names.split()}
-FINISHED = ("succeeded", "failed", "cancelled")
+    OnChange = Callable[[JobStatus], object]
+    OnNote = Callable[[str], object]
+
+__all__ = [
+    "FINISHED", "FIRST_POLL", "LAST_POLL", "STATE_OF", "Job", "JobError", "JobStatus", "LogError", "one_line",
+    "read_status", "read_table", "worst",
+]  # fmt: skip
 _SQUEUE_FIELDS = "State:|,exit_code:|,NodeList:|,StartTime:|,Reason:|,RestartCnt:|"
 _SACCT = ("--noheader", "--parsable2", "--allocations")
 _SACCT_FIELDS = "State,ExitCode,NodeList,Start,Reason"
 FIRST_POLL, LAST_POLL = 0.2, 5.0  # seconds between two questions to Slurm; each is half as long again as the last
 TICK = 0.2  # seconds between two looks at a log
+PATIENCE = 600  # seconds for which a Slurm that does not answer is asked again
+# slurm_errno.c: what a client says when there is a controller, but not now.
+_AWAY = re.compile(
+    r"Unable to contact slurm|Socket timed out|Zero Bytes|(connection|send|receive|shutdown) failure|standby mode|"
+    r"Connection (refused|reset|timed out)|Resource temporarily|Rate limit|Unexpected message|Broken pipe"
+)
 
 
-class JobError(RuntimeError):
-    """Slurm does not know the job or cannot be asked, or the log cannot be found; in Slurm's words if there are."""
+def _nothing(_: object) -> None:
+    pass
 
 
-@dataclass(frozen=True)
-class JobStatus:
-    """What Slurm says about a job at one moment.
-
-    `state` is one of pending, running, succeeded, failed, cancelled; `raw_state` is Slurm's own word. `exit_code` is
-    the status of the batch script, `signal` the signal that ended it (0: none); both 0 until the job has ended.
-    """
-
-    job_id: str
-    state: str
-    raw_state: str
-    reason: str = ""
-    exit_code: int = 0
-    signal: int = 0
-    nodes: str = ""
-    start: str = ""
-    log: str = ""
-    restarts: int = 0
-
-    @property
-    def finished(self) -> bool:
-        """Whether the job has ended."""
-        return self.state in FINISHED
-
-    @property
-    def exit_status(self) -> int:
-        """The job's end as the exit status of a command: 0, the script's own, 128 + signal, or 1."""
-        if self.state == "succeeded":
-            return 0
-        return self.exit_code or (128 + self.signal if self.signal else 1)
-
-    def __str__(self) -> str:
-        reason = f" ({self.reason})" if self.reason else ""
-        end = ""
-        if self.signal:
-            end = f", signal {self.signal}"
-        elif self.exit_code:
-            end = f", exit code {self.exit_code}"
-        return f"job {self.job_id}: {self.raw_state}{reason}{end}"
+class UnknownJobError(JobError):
+    """Slurm does not know the job: it never did, or it has forgotten it."""
 
 
 @dataclass(frozen=True)
@@ -93,59 +61,61 @@ class Job:
     environ: dict[str, str] | None = field(default=None, repr=False, compare=False)
 
     def status(self) -> JobStatus:
-        """Ask Slurm once: squeue, then sacct (where there is accounting), then scontrol.
+        """Ask Slurm once: squeue; when that does not know the job, sacct (where there is accounting), then scontrol.
 
         Raises:
             JobError: the job is not known (any more), or the controller does not answer.
         """
-        status = self._status()
-        if not status.log:
-            with contextlib.suppress(JobError):
-                return replace(status, log=self._log())
-        return status
+        return self._with_log(self._status())
 
-    def wait(self, timeout: float | None = None, on_change: Callable[[JobStatus], None] | None = None) -> JobStatus:
+    def wait(
+        self,
+        timeout: float | None = None,
+        on_change: OnChange = _nothing,
+        on_note: OnNote = _nothing,
+    ) -> JobStatus:
         """Block until the job has ended.
+
+        A Slurm that does not answer is asked again, for PATIENCE (600) seconds.
 
         Args:
             timeout: seconds; None waits as long as it takes.
-            on_change: called with the first status, and whenever state, reason or estimated start differ.
+            on_change: called with the first status, and whenever state, reason, restarts or estimated start differ.
+            on_note: called with one sentence when Slurm stops answering, and when it answers again.
 
         Raises:
             TimeoutError: the job has not ended within `timeout`; it goes on.
-            JobError: see `status`.
+            JobError: the job is not known (any more), or the controller has not answered for too long.
         """
         end = None if timeout is None else time.monotonic() + timeout
-        for status in self._statuses(on_change):
+        last: JobStatus | None = None
+        for status in self._statuses(on_change, on_note):
+            last = status or last
             if status is not None and status.finished:
                 return status
             if end is not None and time.monotonic() >= end:
-                raise TimeoutError(f"{self.status()} after {timeout:g} s")
+                raise TimeoutError(f"{last or f'job {self.job_id}: no answer from Slurm'} after {timeout:g} s")
         raise AssertionError
 
-    def logs(self, follow: bool = False, on_change: Callable[[JobStatus], None] | None = None) -> Iterator[bytes]:
-        """The output of the batch script in pieces, as it is in the file.
+    def logs(
+        self,
+        follow: bool = False,
+        on_change: OnChange = _nothing,
+        on_note: OnNote = _nothing,
+    ) -> Iterator[bytes]:
+        """The output of the batch script in pieces, as it is in the file; of an array, one element after the other.
 
         Args:
-            follow: go on until the job has ended; otherwise what is there now.
-            on_change: as for `wait`.
+            follow: go on until the job has ended, also after it was put back in the queue; otherwise what is there now.
+            on_change: with `follow`, as for `wait`.
+            on_note: with `follow`, as for `wait`; also called when the job runs and has no log here.
 
         Raises:
-            JobError: the file is not there (without `follow`), or the job writes to none.
+            LogError: there is no log here: the job writes to none, or to a disk of the node.
+            JobError: as for `wait`.
         """
-        path, offset, finished = "", 0, False
-        for status in self._statuses(on_change):
-            if status is not None:
-                path, finished = status.log or path or self._log(), status.finished
-                if not path or path == "/dev/null":
-                    raise JobError(f"job {self.job_id} writes its output to {path or 'no file that Slurm names'}")
-            for piece in _read_from(path, offset):
-                offset += len(piece)
-                yield piece
-            if finished or not follow:
-                break
-        if offset == 0 and not Path(path).exists():
-            raise JobError(f"the log of job {self.job_id} is not there: {path} (is it on a disk of the node?)")
+        for element in self._elements():
+            yield from element._one_log(follow, on_change, on_note)
 
     def cancel(self) -> None:
         """Stop the job, if it has not ended yet.
@@ -156,42 +126,140 @@ class Job:
         self.status()  # scancel says nothing, and succeeds, when there is no such job
         self.ask("scancel", self.job_id)
 
-    def _statuses(self, on_change: Callable[[JobStatus], None] | None) -> Iterator[JobStatus | None]:
-        """The status at growing intervals, from the start again when it changes; None at each tick between them."""
-        pause, seen = FIRST_POLL, None
+    def _one_log(self, follow: bool, on_change: OnChange, on_note: OnNote) -> Iterator[bytes]:
+        log, last, noted = Log(), None, False
+        try:
+            for status in self._statuses(on_change, on_note) if follow else (self.status(),):
+                if status is not None:
+                    log.heed(status)
+                    last = status
+                if last is None or (follow and log.waiting):
+                    continue
+                yield from log.look()
+                if last.finished and (log.found or log.late() or not last.nodes):
+                    break
+                if follow and log.late() and not noted:
+                    on_note(f"{missing(last)}; still looking")
+                    noted = True
+        except UnknownJobError:
+            yield from log.look()
+            if last is None or not last.finished:
+                raise
+        if last is not None and not log.found and (last.nodes or not follow):
+            raise missing(last)
+
+    def _statuses(self, on_change: OnChange, on_note: OnNote) -> Iterator[JobStatus | None]:
+        """The status at growing intervals, from the start again when the state changes; None at each tick between."""
+        pause, last, away = FIRST_POLL, None, None
         while True:
-            status = self._status()
-            key = (status.raw_state, status.reason, status.nodes, status.start)
-            if key != seen and on_change is not None:
-                on_change(status)
-            pause = FIRST_POLL if key != seen else min(pause * 1.5, LAST_POLL)
-            seen = key
-            yield status
+            # A thread asks, since a client waits 20 s for a controller that is away, and the log must go on.
+            answers: queue.SimpleQueue[JobStatus | Exception] = queue.SimpleQueue()
+            threading.Thread(target=self._answer, args=(last, answers), daemon=True).start()
+            while (answer := _taken(answers)) is None:
+                yield None
+            if isinstance(answer, Exception):
+                away = self._bear(answer, last, away, on_note)
+                pause = LAST_POLL
+            else:
+                if away is not None:
+                    on_note("Slurm answers again")
+                if last is None or _shown(answer) != _shown(last):
+                    on_change(answer)
+                same = last is not None and last.raw_state == answer.raw_state
+                pause = min(pause * 1.5, LAST_POLL) if same else FIRST_POLL
+                away, last = None, answer
+                yield answer
             end = time.monotonic() + pause
             while (left := end - time.monotonic()) > 0:
                 time.sleep(min(TICK, left))
                 yield None
 
+    def _answer(self, last: JobStatus | None, answers: queue.SimpleQueue[JobStatus | Exception]) -> None:
+        """One status, with the place of the log; that is asked for only when it may have changed."""
+        try:
+            found = self._status()
+            log = last.log if last else ""
+            if last and log and (found.raw_state, found.restarts) == (last.raw_state, last.restarts):
+                answers.put(replace(found, log=log))
+            else:
+                answers.put(self._with_log(found, log))
+        except Exception as error:
+            answers.put(error)
+
+    def _bear(self, error: Exception, last: JobStatus | None, away: float | None, on_note: OnNote) -> float:
+        """Since when Slurm is away; the error itself when it is of no use to ask again."""
+        if isinstance(error, UnknownJobError) and last is not None:
+            raise UnknownJobError(
+                f"job {self.job_id} has ended, and Slurm has forgotten how; it was {last.raw_state} when last seen "
+                "(MinJobAge in slurm.conf is short, and there is no accounting)"
+            )
+        lost = isinstance(error, JobError) and (last is not None or self.backend or _AWAY.search(str(error)))
+        if isinstance(error, UnknownJobError) or not lost:
+            raise error
+        now = time.monotonic()
+        if away is None:
+            on_note(f"Slurm does not answer ({error}); still trying, for {PATIENCE / 60:g} minutes")
+            return now
+        if now - away >= PATIENCE:
+            raise JobError(
+                f"Slurm has not answered for {PATIENCE / 60:g} minutes: {error}; job {self.job_id} may go on"
+            )
+        return away
+
+    def _elements(self) -> list[Job]:
+        """The elements of an array, in order; of any other job, itself."""
+        if "_" not in self.job_id:
+            with contextlib.suppress(JobError):
+                ids = self.ask(
+                    "squeue", "--noheader", "--states=all", "--array", f"--jobs={self.job_id}", "--format=%i"
+                )
+                numbers = sorted(int(each.partition("_")[2]) for each in ids.split() if "_" in each)
+                return [replace(self, job_id=f"{self.job_id}_{number}") for number in numbers] or [self]
+        return [self]
+
     def _status(self) -> JobStatus:
         """The status without the log's place, from the first source that knows the job."""
-        of_job = f"--jobs={self.job_id}"
-        sources = (
-            (read_table, ("squeue", "--noheader", "--states=all", of_job, f"--Format={_SQUEUE_FIELDS}")),
-            (read_table, ("sacct", "--expand-patterns", *_SACCT, of_job, f"--format={_SACCT_FIELDS},Restarts,StdOut")),
-            (read_table, ("sacct", *_SACCT, of_job, f"--format={_SACCT_FIELDS}")),  # before 24.05
-            (read_status, ("scontrol", "show", "job", self.job_id)),
-        )
-        error = JobError()
-        for read, command in sources:
-            try:
-                return read(self.job_id, self.ask(*command))
-            except JobError as found:
-                error = found
-        raise error
+        try:
+            found = read_table(
+                self.job_id,
+                self.ask("squeue", "--noheader", "--states=all", f"--jobs={self.job_id}", f"--Format={_SQUEUE_FIELDS}"),
+            )
+        except JobError as error:
+            lost = error
+        else:
+            if found.raw_state == "CANCELLED" and not found.reason:  # only the accounting knows by whom
+                with contextlib.suppress(JobError):
+                    return replace(found, reason=self._accounted().reason)
+            return found
+        with contextlib.suppress(JobError):
+            return self._accounted()
+        if _AWAY.search(str(lost)):  # and is for scontrol too
+            raise lost
+        try:
+            return self._controlled()
+        except JobError as error:
+            if "Invalid job id" in str(error):
+                raise UnknownJobError(f"Slurm does not know such a job, or has forgotten it: {error}") from None
+            raise
 
-    def _log(self) -> str:
-        """Where the log is. squeue knows only the pattern, as slurm-%j.out."""
-        return read_status(self.job_id, self.ask("scontrol", "show", "job", self.job_id)).log
+    def _accounted(self) -> JobStatus:
+        of_job = f"--jobs={self.job_id}"
+        try:
+            fields = f"--format={_SACCT_FIELDS},Restarts,StdOut"
+            return read_table(self.job_id, self.ask("sacct", "--expand-patterns", *_SACCT, of_job, fields))
+        except JobError:  # before 24.05
+            return read_table(self.job_id, self.ask("sacct", *_SACCT, of_job, f"--format={_SACCT_FIELDS}"))
+
+    def _controlled(self) -> JobStatus:
+        return read_status(self.job_id, self.ask("scontrol", "show", "job", self.job_id))
+
+    def _with_log(self, status: JobStatus, known: str = "") -> JobStatus:
+        """The status with the log's place; squeue knows only the pattern, as slurm-%j.out."""
+        if status.log:
+            return status
+        with contextlib.suppress(JobError):
+            known = self._controlled().log or known
+        return replace(status, log=known)
 
     def ask(self, *command: str) -> str:
         """What one of Slurm's commands prints. Raises JobError in Slurm's words."""
@@ -204,98 +272,14 @@ class Job:
         return done.stdout
 
 
-def one_line(stderr: str) -> str:
-    """Slurm's error text in one line, without the names of its commands.
-
-    >>> one_line("sbatch: error: invalid partition specified: x\\nsbatch: error: Invalid partition name specified\\n")
-    'invalid partition specified: x; Invalid partition name specified'
-    """
-    lines = [re.sub(r"^\w+: ((error|fatal): )?", "", line).strip() for line in stderr.splitlines()]
-    return "; ".join(dict.fromkeys(line for line in lines if line))
+def _taken(answers: queue.SimpleQueue[JobStatus | Exception]) -> JobStatus | Exception | None:
+    with contextlib.suppress(queue.Empty):
+        return answers.get(timeout=TICK)
+    return None
 
 
-def read_status(job_id: str, text: str) -> JobStatus:
-    """The status in the output of `scontrol show job`; of an array, the elements together.
-
-    Raises:
-        JobError: there is no job in it.
-    """
-    records = [_record(part) for part in re.split(r"\n\s*\n", text) if "JobState=" in part]
-    if not records:
-        raise JobError(f"no answer about job {job_id} in: {one_line(text)[:200]!r}")
-    return _together([_status(job_id, record) for record in records])
-
-
-def read_table(job_id: str, text: str) -> JobStatus:
-    """The status in a table of squeue or sacct, one job a line; of an array, the elements together.
-
-    Columns: state, exit code, nodes, start, reason, restarts, output file; the last two may be missing.
-
-    Raises:
-        JobError: there is no job in it.
-
-    >>> str(read_table("7", "FAILED|3:0|n1|2030-01-01T10:00:00|NonZeroExitCode"))
-    'job 7: FAILED (NonZeroExitCode), exit code 3'
-    """
-    names = ("JobState", "ExitCode", "NodeList", "StartTime", "Reason", "Restarts", "StdOut")
-    records = [dict(zip(names, line.strip().split("|", len(names) - 1), strict=False)) for line in text.splitlines()]
-    statuses = [_status(job_id, record) for record in records if record.get("JobState")]
-    if not statuses:
-        raise JobError(f"no answer about job {job_id} in: {one_line(text)[:200]!r}")
-    return _together(statuses)
-
-
-def _together(statuses: list[JobStatus]) -> JobStatus:
-    # An array is as far as its slowest element, and as bad as its worst.
-    order = ("running", "pending", "failed", "cancelled", "succeeded")
-    return min(statuses, key=lambda status: order.index(status.state))
-
-
-def _record(text: str) -> dict[str, str]:
-    """The fields of one job; job names and comments may hold `Key=value` texts, so only known line starts count."""
-    fields: dict[str, str] = {}
-    for line in text.splitlines():
-        line = line.strip()
-        name, _, value = line.partition("=")
-        if name in ("StdOut", "StdErr", "WorkDir"):
-            fields[name] = value
-        elif name in ("JobState", "Requeue", "StartTime", "NodeList", "ExitCode"):
-            for word in line.split():
-                key, _, value = word.partition("=")
-                fields.setdefault(key, value)
-    return fields
-
-
-def _status(job_id: str, record: dict[str, str]) -> JobStatus:
-    raw = (record.get("JobState") or " ").split(" ")[0]  # sacct: CANCELLED by 1000
-    exit_code, colon, signal = (record.get("ExitCode") or "0:0").partition(":")
-    if not colon:  # squeue 22.05 shows the status as wait(2) has it
-        exit_code, signal = str(int(exit_code) >> 8), str(int(exit_code) & 127)
-    clean = {
-        key: "" if value in ("None", "(null)", "Unknown", "N/A", "None assigned") else value
-        for key, value in record.items()
-    }
-    return JobStatus(
-        job_id=job_id,
-        state=STATE_OF.get(raw, "running"),
-        raw_state=raw,
-        reason=clean.get("Reason", ""),
-        exit_code=int(exit_code or 0),
-        signal=int(signal or 0),
-        nodes=clean.get("NodeList", ""),
-        start=clean.get("StartTime", ""),
-        log=record.get("StdOut", ""),
-        restarts=int(record.get("Restarts") or 0),
-    )
-
-
-def _read_from(path: str, offset: int) -> Iterator[bytes]:
-    try:
-        with Path(path).open("rb") as log:
-            if os.fstat(log.fileno()).st_size < offset:
-                offset = 0  # truncated by a requeue (--open-mode=truncate)
-            log.seek(offset)
-            while piece := log.read(1 << 16):
-                yield piece
-    except FileNotFoundError:
-        return
+def _shown(status: JobStatus) -> tuple[object, ...]:
+    """What of a status is worth a word when it changes."""
+    start = status.start if status.state == "pending" else ""
+    nodes = status.nodes if status.raw_state == "RUNNING" else ""
+    return status.raw_state, status.reason, status.restarts, start, nodes

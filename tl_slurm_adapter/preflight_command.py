@@ -13,7 +13,7 @@ from shared_env.console import say
 
 from .jobs import FIRST_POLL, LAST_POLL, Job, JobError, JobStatus
 from .script import BatchRequest
-from .submit import submit_request
+from .submission import submit_request
 
 # Beside the test itself: the placing of the task prolog, and slow starts of tasks.
 EXTRA_SECONDS = 60
@@ -84,7 +84,7 @@ def command(
       tl-slurm preflight --nodes 2 --env MASTER_PORT=23456 --export-hints
     """
     request = preflight_request(nodes, env=dict(map(_pair, env)), timeout=timeout, **options)  # type: ignore[arg-type]
-    job = submit_request(request)
+    job = submit_request(request, on_retry=say)
     say(f"submitted job {job.job_id}")
     last = _wait(job)
     output = read_log(job, last)

@@ -16,18 +16,21 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
+from .client import NO_PYSLURM, failure, submission_environment
+from .cluster import KEEP
 from .jobs import one_line
 from .options import OptionError
 from .pyslurm_values import attributes, environment
 from .script import BatchRequest
-from .submit import NO_PYSLURM, SubmitError, submission_environment
 
 _PROBE = "import sys; sys.path[:] = sys.argv[1:]; import pyslurm; pyslurm.JobSubmitDescription(); print('usable')"
 _PROBE_SECONDS = 60
 _lock = threading.Lock()  # the library has one configuration for the process, and stderr is one file
+_kept: dict[str | None, tuple[float, frozenset[str], frozenset[str]]] = {}  # when asked; propagated limits, and not
 _conf: list[str | None] = []  # the SLURM_CONF that the library was initialized with
 
 
@@ -35,33 +38,38 @@ class UnusableError(Exception):
     """pyslurm cannot submit this request here; nothing was submitted. The text says why."""
 
 
-def submit(request: BatchRequest, environ: Mapping[str, str]) -> str:
-    """Submit through pyslurm; return the job id.
+def submit(request: BatchRequest, script: str, environ: Mapping[str, str]) -> str:
+    """Submit through pyslurm; return the job id. The library waits for Slurm without letting other threads run.
 
     Args:
         request: what to submit.
+        script: its text.
         environ: the environment that the sbatch command would get; its SLURM_CONF says which cluster is meant.
 
     Raises:
         UnusableError: there is no usable pyslurm here.
         OptionError: pyslurm cannot say what an option says; the message names it.
-        SubmitError: Slurm refused the job, in Slurm's words.
+        SubmitError: Slurm refused the job, in Slurm's words, or did not answer.
     """
+    sent = False
     with _lock:
         library = _load(environ.get("SLURM_CONF"))
         kind = library.JobSubmitDescription
         values = attributes(request.options, request.nodes, functools.partial(hasattr, kind))
-        script = str(request)
         with tempfile.TemporaryFile() as said:
             try:
                 with _stderr_to(said):
-                    env = environment(request.options, request.nodes, environ, _limits(library))
+                    env = environment(
+                        request.options, request.nodes, environ, _limits(library, environ.get("SLURM_CONF"))
+                    )
                     "\0".join((script, *env, *env.values())).encode()
-                    return str(kind(script=script, environment=env, **values).submit())
+                    description = kind(script=script, environment=env, **values)
+                    sent = True
+                    return str(description.submit())
             except library.RPCError as error:
                 said.seek(0)
                 stderr = f"{said.read().decode('utf-8', 'replace')}pyslurm: error: {error}\n"
-                raise SubmitError(f"Slurm did not take the job: {one_line(stderr)}", stderr) from None
+                raise failure(stderr, sent=sent) from None
             except UnicodeEncodeError:
                 raise UnusableError("pyslurm takes text only; the script or a variable holds other bytes") from None
             except OptionError:
@@ -122,13 +130,17 @@ def _load(conf: str | None) -> Any:
     return pyslurm
 
 
-def _limits(library: Any) -> Any:
-    """Whether jobs get a limit of the submitting process, by the cluster's configuration."""
-    config = library.slurmctld.Config.load()
-    passed, held_back = (
-        {name.upper().removeprefix("RLIMIT_") for name in names}
-        for names in (config.propagate_resource_limits, config.propagate_resource_limits_except)
-    )
+def _limits(library: Any, conf: str | None) -> Callable[[str], bool]:
+    """Whether jobs get a limit of the submitting process, by the configuration of the cluster of CONF."""
+    now = time.monotonic()
+    if conf not in _kept or now - _kept[conf][0] > KEEP:
+        config = library.slurmctld.Config.load()
+        passed, held_back = (
+            frozenset(name.upper().removeprefix("RLIMIT_") for name in names)
+            for names in (config.propagate_resource_limits, config.propagate_resource_limits_except)
+        )
+        _kept[conf] = now, passed, held_back
+    _, passed, held_back = _kept[conf]
     everything = "ALL" in passed or not passed
     return lambda name: name not in held_back if everything else name in passed
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shared_env.inherit import without_launchers
 
-from .jobs import one_line
+from .client import SubmitError, failure, unknown
 from .rest_fields import NEWEST, OLDEST, job_fields, number_of
 from .script import BatchRequest
-from .submit import SubmitError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -100,8 +99,12 @@ def newest_api_version(openapi: Mapping[str, Any]) -> str:
 def parse_rest_response(answer: Mapping[str, Any]) -> str:
     """The job id in the answer to a submission.
 
+    Send the body once. When no answer comes (a timeout of HTTP, a closed connection) there may be a job, as after a
+    SubmitError that is `unknown`: look (`GET /slurm/<api_version>/jobs`) before it is sent again. After one that is
+    `transient` there is none.
+
     Raises:
-        SubmitError: there is none; the message has the words of Slurm.
+        SubmitError: there is none; the message has the words of Slurm, and the error says whether there may be a job.
 
     >>> parse_rest_response({"job_id": 42, "errors": []})
     '42'
@@ -110,8 +113,9 @@ def parse_rest_response(answer: Mapping[str, Any]) -> str:
         return str(answer["job_id"])
     errors = answer.get("errors") or []
     words = [str(text) for error in errors for text in (error.get("error"), error.get("description")) if text]
-    message = one_line("\n".join(words)) or "slurmrestd gave no job id and no error"
-    raise SubmitError(f"Slurm did not take the job: {message}", "\n".join(words))
+    if not words:
+        raise unknown("slurmrestd gave no job id and no error")
+    raise failure("\n".join(words))
 
 
 def _environment(options: Iterable[Option], given: Mapping[str, str], directory: str) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from typing import Any
 
@@ -133,3 +135,26 @@ def test_long_and_foreign_values_arrive(cluster: Cluster) -> None:
         cluster, "submit", task, "--backend=pyslurm", "--follow", cwd=cluster.scratch, env={"LONG": long, "UTF": "ß"}
     )
     assert done.stdout == "100000 äöü€ a\nb\n", done.stderr
+
+
+def test_an_answer_that_comes_too_late(make_cluster) -> None:
+    cluster = make_cluster(nodes=1, extra_conf="MessageTimeout=2")
+    code = f"""
+import os, signal
+from tl_slurm_adapter import pyslurm_backend, submit
+pyslurm_backend._limits = lambda library: lambda name: False  # it would ask the controller, before the submission
+submit("true\\n", job_name="first", backend="pyslurm", sbatch_flags="--hold")
+os.kill({cluster.controller}, signal.SIGSTOP)
+def tell(text):
+    print(text)
+    os.kill({cluster.controller}, signal.SIGCONT)
+print(submit("true\\n", job_name="late", backend="pyslurm", sbatch_flags="--hold", on_retry=tell).job_id)
+"""
+    try:
+        done = run_python(cluster, code)
+    finally:
+        os.kill(cluster.controller, signal.SIGCONT)
+    assert done.returncode == 0, done.stderr
+    said, job = done.stdout.splitlines()
+    assert "looking whether the job arrived" in said
+    assert cluster.run("squeue", "--noheader", "--name=late", "--format=%i").stdout.split() == [job]
