@@ -43,7 +43,7 @@ test: setup lint
 
 bench: setup
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
-	@echo "==> measuring (10 minutes; a quiet machine gives better numbers)"
+	@echo "==> measuring (2 minutes; a quiet machine gives better numbers)"
 	$(AS_ROOT) $(BIN)/python -m benchmarks
 
 lint: setup

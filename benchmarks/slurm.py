@@ -66,7 +66,7 @@ def submit_each_way() -> None:
 
     from shared_env import load_task
     from tl_slurm_adapter import BatchRequest
-    from tl_slurm_adapter.submit import submit_request
+    from tl_slurm_adapter.submission import submit_request
 
     Path("task.yaml").write_text(TASK)
     Path("job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=3\nsrun python train.py\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .launch import apply, exec, launch
+    from .launching import apply, exec, launch
     from .policy import MultiNodePolicy
     from .prefix import prefix_run
     from .task import SkyTaskError, sky_config, to_sky_task
@@ -20,7 +20,7 @@ __all__ = [
     "to_sky_task",
 ]
 _HOMES = {
-    "launch": ("apply", "exec", "launch"),
+    "launching": ("apply", "exec", "launch"),
     "policy": ("MultiNodePolicy",),
     "prefix": ("prefix_run",),
     "task": ("SkyTaskError", "sky_config", "to_sky_task"),
@@ -33,8 +33,5 @@ def __getattr__(name: str) -> object:
         if name in names:
             from importlib import import_module
 
-            module = import_module(f"{__name__}.{home}")
-            # `launch` is the function, not the module of that name.
-            globals().update((each, getattr(module, each)) for each in names)
-            return globals()[name]
+            return getattr(import_module(f"{__name__}.{home}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,9 +22,10 @@ from shared_env.console import (
     say,
     show_findings,
 )
+from shared_env.credentials import mask
 
-from .launch import exec as exec_task
-from .launch import launch as launch_task
+from .launching import exec as exec_task
+from .launching import launch as launch_task
 from .task import import_sky, sky_config, to_sky_task
 
 
@@ -40,7 +41,7 @@ class _Group(click.Group):
             raise
         except Exception as error:
             # SkyPilot colours its messages.
-            text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+            text = mask(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip(), ctx.obj or ())
             raise SkyError(text or type(error).__name__) from error
 
 
@@ -79,6 +80,7 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _load(task: str, overrides: tuple[str, ...]) -> Task:
     loaded = load_task(task, overrides=overrides)
+    click.get_current_context().find_root().obj = tuple(loaded.credentials.values())
     for problem in loaded.warnings:
         say(str(problem), "yellow")
     return loaded
@@ -94,14 +96,25 @@ def _checked(task: str, overrides: tuple[str, ...], no_check: bool) -> Task:
 
 @group.command()
 @task_options
-def render(task: str, overrides: tuple[str, ...]) -> None:
-    """Print the task as SkyPilot YAML for plain `sky launch`, without the values of its secrets."""
-    from .show import dump_yaml
+@click.option("--show-secrets", is_flag=True, help="Print credentials, too: exactly what launch sends.")
+def render(task: str, overrides: tuple[str, ...], show_secrets: bool) -> None:
+    """Print the task as SkyPilot YAML for plain `sky launch`, without the values of credentials.
+
+    Those are `secrets`, and variables with names such as HF_TOKEN; `sky launch` takes them from its own environment
+    when it is told their names.
+    """
+    from .show import dump_yaml, without_credentials
 
     config = sky_config(_load(task, overrides))
-    if secrets := config.get("secrets"):
-        config["secrets"] = dict.fromkeys(secrets)
-        say("give the secrets to sky launch: " + " ".join(f"--secret {name}=..." for name in secrets), "yellow")
+    if not show_secrets:
+        config, options = without_credentials(config)
+        if options:
+            count = len(options)
+            say(
+                f"{count} value{'s' * (count != 1)} of credentials left out; --show-secrets prints them. Set the "
+                f"variables and give their names to sky launch: {' '.join(options)}",
+                "yellow",
+            )
     click.echo(dump_yaml(config), nl=False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sky
 
-from .launch import apply
+from .launching import apply
 
 
 class MultiNodePolicy(sky.AdminPolicy):  # type: ignore[misc]

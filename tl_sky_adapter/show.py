@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from shared_env.console import say, show_table
+from shared_env.credentials import credentials_in
 
 POLICY = "tl_sky_adapter.MultiNodePolicy"
 
@@ -33,6 +34,23 @@ def dump_yaml(config: dict[str, Any]) -> str:
         ),
     )
     return yaml.dump(config, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def without_credentials(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """SkyPilot YAML without the values of credentials, and the options of `sky launch` that give them.
+
+    A variable without a value must be given on the command line; of a name alone SkyPilot takes the caller's value.
+
+    >>> without_credentials({"envs": {"LR": "1", "HF_TOKEN": "hf_abc"}, "secrets": {"KEY": "x"}})
+    ({'envs': {'LR': '1', 'HF_TOKEN': None}, 'secrets': {'KEY': None}}, ['--env HF_TOKEN', '--secret KEY'])
+    """
+    config, options = dict(config), []
+    for key, option in (("envs", "--env"), ("secrets", "--secret")):
+        if values := config.get(key):
+            hidden = credentials_in(values, values if key == "secrets" else ())
+            config[key] = {name: None if name in hidden else value for name, value in values.items()}
+            options += [f"{option} {name}" for name in values if name in hidden]
+    return config, options
 
 
 def cluster_facts(sky: Any, clusters: Sequence[str]) -> list[dict[str, Any]]:
