@@ -50,7 +50,7 @@ def machine() -> str:
     linux = ".".join(platform.release().split(".")[:2])
     peers = ", ".join(f"{name} {version(name)}" for name in PEERS)
     return (
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} CPUs ({model}), Linux {'.'.join(platform.release().split('.')[:2])}, "
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} CPUs ({model}), Linux {linux}, "
         f"Python {platform.python_version()}, {first_line('bash', '--version').split('(')[0].strip()}, "
         f"{first_line('/usr/sbin/slurmctld', '-V')} (submissions: 26.05 with pyslurm 25.11.2), {peers}."
     )
