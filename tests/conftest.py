@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,6 +12,10 @@ import pytest
 from cluster import Cluster, missing
 from skypilot import SkyPilot
 from skypilot import missing as skypilot_missing
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background of a script. What tests start would inherit it, and they interrupt some of that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -53,7 +53,7 @@ def sbatch(
             for line in process.stderr:
                 stderr += line.decode("utf-8", "replace")
                 if tell and repeats(words := one_line(line.decode("utf-8", "replace"))):
-                    tell(f"{words} ({PATIENCE})")
+                    tell(words if " up to " in words else f"{words} ({PATIENCE})")
             stdout = process.stdout.read().decode("utf-8", "replace")
             process.wait()
         except BaseException:  # an interrupt
