@@ -26,10 +26,10 @@ WORKER = r"""
 import glob, os, signal, sys, time
 name, processes = sys.argv[1], int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
 rank = os.environ.get("SLURM_PROCID", "0")
-log, end = open(f"signals.{name}.{rank}", "a", buffering=1), []
+log, end = open(f"signals.{name}.{rank}", "ab", buffering=0), []  # a buffer breaks when a handler interrupts one
 signals = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP
 def note(number, frame):
-    log.write(signal.Signals(number).name + "\n")
+    log.write(signal.Signals(number).name.encode() + b"\n")
     end or end.append(time.monotonic() + 0.6)
 for each in signals:
     signal.signal(each, note)
@@ -38,7 +38,7 @@ while not end or time.monotonic() < end[0]:
     time.sleep(0.02)
 for each in signals:
     signal.signal(each, signal.SIG_IGN)
-log.write("saved\n")
+log.write(b"saved\n")
 open(f"saved.{name}.{rank}", "w").close()
 while len(glob.glob(f"saved.{name}.*")) < processes and time.monotonic() < end[0] + 5:
     time.sleep(0.02)
