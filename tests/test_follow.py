@@ -146,15 +146,14 @@ FIRST, SECOND = b"started\nwork\n", b"started\nwork\nmore work\n"
 SECONDS = [b"started\n", FIRST, b"STARTED\n" + SECOND, SECOND.upper()]
 
 
-@pytest.mark.parametrize("second", SECONDS)
-def test_a_requeue_that_truncates(slurm: Slurm, followed: Follow, second: bytes) -> None:
+def follow_a_requeue(slurm: Slurm, followed: Follow, write: Callable[[bytes], object], second: bytes) -> None:
+    """The first attempt, the second one, which begins with `write(second)`, and the end of that."""
     slurm.log.write_bytes(FIRST)
     follower = followed()
     follower.sees(FIRST)
     slurm.say("PENDING", restarts=1)
     wait_for(lambda: follower.states[-1].restarts == 1)
-    time.sleep(0.05)  # the time stamp of a file is no finer than the kernel's tick
-    slurm.log.write_bytes(second)
+    write(second)
     slurm.say("RUNNING", restarts=1)
     follower.sees(FIRST + second)
     follower.seen_again()
@@ -162,24 +161,24 @@ def test_a_requeue_that_truncates(slurm: Slurm, followed: Follow, second: bytes)
         log.write(b"end\n")
     slurm.say("COMPLETED", restarts=1)
     assert follower.end() == FIRST + second + b"end\n"
+
+
+@pytest.mark.parametrize("second", SECONDS)
+def test_a_requeue_that_truncates(slurm: Slurm, followed: Follow, second: bytes) -> None:
+    def truncate(text: bytes) -> None:
+        time.sleep(0.05)  # the time stamp of a file is no finer than the kernel's tick
+        slurm.log.write_bytes(text)
+
+    follow_a_requeue(slurm, followed, truncate, second)
 
 
 @pytest.mark.parametrize("second", [b"s", *SECONDS])
 def test_a_requeue_that_appends(slurm: Slurm, followed: Follow, second: bytes) -> None:
-    slurm.log.write_bytes(FIRST)
-    follower = followed()
-    follower.sees(FIRST)
-    slurm.say("PENDING", restarts=1)
-    wait_for(lambda: follower.states[-1].restarts == 1)
-    with slurm.log.open("ab") as log:
-        log.write(second)
-    slurm.say("RUNNING", restarts=1)
-    follower.sees(FIRST + second)
-    follower.seen_again()
-    with slurm.log.open("ab") as log:
-        log.write(b"end\n")
-    slurm.say("COMPLETED", restarts=1)
-    assert follower.end() == FIRST + second + b"end\n"
+    def append(text: bytes) -> None:
+        with slurm.log.open("ab") as log:
+            log.write(text)
+
+    follow_a_requeue(slurm, followed, append, second)
 
 
 def test_an_attempt_on_another_node_with_a_log_of_its_own(slurm: Slurm, followed: Follow) -> None:
