@@ -112,6 +112,14 @@ def test_every_host_has_its_own_name_addresses_and_hosts_file(cluster: Cluster) 
     assert Path("/etc/hosts").read_text() != hosts
 
 
+def test_a_credential_is_new_on_every_host(cluster: Cluster) -> None:
+    """A replayed one is an error, and two at once can end a slurmd."""
+    credential = cluster.run("munge", "--no-input", f"--socket={cluster.base}/munge/munge.socket", check=True).stdout
+    for i in range(1, 4):
+        decoded = cluster.node(i, "unmunge", f"--socket={cluster.base}/munge/munge.socket", input=credential)
+        assert "Success (0)" in decoded.stdout, decoded.stderr
+
+
 def test_tmp_is_private_to_each_host(cluster: Cluster) -> None:
     mark = f"/tmp/{cluster.name}-mark"
     for i, name in enumerate([cluster.login, *cluster.nodes]):

@@ -201,12 +201,16 @@ class Cluster:
         end, found = time.monotonic() + 30, False
         while jobs := self.run("squeue", "--noheader", "--format=%i %T").stdout.splitlines():
             if time.monotonic() > end:
-                raise TimeoutError(f"these jobs do not end: {'; '.join(jobs)}")
+                raise TimeoutError(f"these jobs do not end: {'; '.join(jobs)}; daemons that ended: {self._ended()}")
             self.run("scancel", "--full", "--signal=KILL", "--user=root")
             self.run("scancel", "--user=root")
             time.sleep(0.05)
             found = True
         return found
+
+    def _ended(self) -> list[str]:
+        pids = {path.stem: path.read_text().strip() for path in self.base.glob("slurm*.pid")}
+        return [name for name, pid in pids.items() if not Path("/proc", pid, "exe").exists()]
 
     def _states(self, job_id: str) -> set[str]:
         query = self.run("squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T", check=True)

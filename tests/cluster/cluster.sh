@@ -104,6 +104,7 @@ hold() {                           # hold HOST: its namespaces, held by a sleepi
     for d; do mkdir -p "$base$d"; mount --rbind "$d" "$base$d"; done
     mount --move "$base/tmp" /tmp
     mount --bind "$base/hosts" /etc/hosts
+    mount --bind "$base/munge.$name" "$base/munge"
     hostname "$name"
     ip link set lo up
     echo $$ > "$base/host.$name.new"
@@ -248,22 +249,33 @@ start_rest() {                     # http://${PFX}ctl:6820 with tokens; it refus
 }
 
 # --- daemons --------------------------------------------------------------------
-start_munge() {                    # one for all hosts: a unix socket is not bound to a network namespace
-  alive munge/munged && return 0
-  rm -f "$BASE/munge/munged.pid"
-  daemon "$CTL" setpriv --reuid=munge --regid=munge --clear-groups -- munged --force \
-    --socket="$BASE/munge/munge.socket" --key-file="$BASE/munge/key/munge.key" \
-    --pid-file="$BASE/munge/munged.pid" --log-file="$BASE/munge/munged.log" --seed-file="$BASE/munge/munged.seed"
+# One on each host, which sees its own directory as $BASE/munge. To a munged that served several hosts, the second
+# one that decodes a credential would replay it, and with such errors slurmd 22.05 frees memory twice and aborts.
+start_munge() {
+  local h m=$BASE/munge started=()
+  for h in "$CTL" $(nodes); do
+    alive "munge.$h/munged" && continue
+    rm -f "$m.$h/munged.pid"
+    daemon "$h" setpriv --reuid=munge --regid=munge --clear-groups -- munged --force \
+      --socket="$m/munge.socket" --key-file="$BASE/key/munge.key" \
+      --pid-file="$m/munged.pid" --log-file="$m/munged.log" --seed-file="$m/munged.seed" &
+    started+=($!)
+  done
+  wait_for munged ${started[@]+"${started[@]}"}
+}
+wait_for() {                       # wait_for WHAT PID...: these background commands that start daemons
+  local what=$1 p; shift
+  for p; do wait "$p" || die "a $what did not start"; done
 }
 start_slurm() {
-  local h p started=()
+  local h started=()
   alive slurmctld || daemon "$CTL" slurmctld -f "$SLURM_CONF"
   for h in $(nodes); do
     alive "slurmd.$h" && continue
     daemon "$h" slurmd -f "$SLURM_CONF" -N "$h" &
     started+=($!)
   done
-  for p in ${started[@]+"${started[@]}"}; do wait "$p" || die "a slurmd did not start"; done
+  wait_for slurmd ${started[@]+"${started[@]}"}
 }
 all_idle() { [ "$(on "$CTL" sinfo -h -N -p debug -t idle,alloc,mix -o %N 2> /dev/null | wc -l)" -eq "$NODES" ]; }
 
@@ -289,11 +301,12 @@ create() {                         # everything that is made once; a failure or 
   mkdir -p "$BASE"
   chmod 755 "$BASE"
   : > "$BASE/.mncluster"
-  mkdir "$BASE/state" "$BASE/munge" "$BASE/munge/key"
+  mkdir "$BASE/state" "$BASE/munge"
   for h in $(nodes); do mkdir "$BASE/spool.$h"; done
-  (umask 077 && head -c 128 /dev/urandom > "$BASE/munge/key/munge.key")
-  chmod 700 "$BASE/munge/key"
-  chown -R munge:munge "$BASE/munge"
+  mkdir -m 700 "$BASE/key"
+  (umask 077 && head -c 128 /dev/urandom > "$BASE/key/munge.key")
+  for h in "$CTL" $(nodes); do mkdir "$BASE/munge.$h"; done
+  chown -R munge:munge "$BASE/key" "$BASE"/munge.*
   [ -z "$REST" ] || (umask 077 && head -c 32 /dev/urandom > "$BASE/jwt.key")
   write_conf
   start_hosts
@@ -304,7 +317,7 @@ failed() {
   trap '' INT TERM HUP
   say "start failed; the ends of the logs:"
   # shellcheck disable=SC2261
-  tail -n 10 "$BASE"/*.log "$BASE"/munge/munged.log >&2 2> /dev/null || true
+  tail -n 10 "$BASE"/*.log "$BASE"/munge.*/munged.log >&2 2> /dev/null || true
   take_down
   exit $rc
 }
