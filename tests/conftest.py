@@ -68,6 +68,10 @@ def _no_job_left(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     shared: Cluster = request.getfixturevalue("cluster")
     yield
-    shared.cancel_all()
+    try:
+        shared.cancel_all()
+    except TimeoutError:
+        shared.start()  # the next test need not suffer from a daemon that has died
+        raise
     for host in shared.nodes:  # a job that was killed could not clean up
         shared.run("sh", "-c", "rm -f /tmp/tl-multinode.*", host=host)
