@@ -273,13 +273,14 @@ def fill(cluster: Cluster) -> None:
 
 
 def test_no_room_for_more_jobs(make_cluster) -> None:
-    """MaxJobCount is reached; then the controller gets room for more."""
+    """MaxJobCount is reached; then the controller ends while sbatch waits, and comes back with room for more."""
     full = make_cluster(nodes=1, extra_conf=f"MaxJobCount=3\nMessageTimeout={TIMEOUT}")
     fill(full)
     submission = Submission(full)
     submission.wait_until_said("trying again" if BACKEND == "pyslurm" else "sleeping and retrying (for 2 minutes")
     assert submission.jobs() == []
     kill_controller(full)
+    submission.wait_until_said("(3 of 3)" if BACKEND == "pyslurm" else "trying again in 5 s (2 of 3)")
     full.conf.write_text(full.conf.read_text().replace("MaxJobCount=3", "MaxJobCount=30"))
     full.start()
     submission.is_one_job()

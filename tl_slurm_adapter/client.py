@@ -9,24 +9,16 @@ from typing import TYPE_CHECKING, Final
 from shared_env.inherit import without_launchers
 
 from .jobs import one_line
+from .slurm_errno import FULL, UNANSWERED, UNREACHABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 NO_PYSLURM: Final = "pyslurm is not installed"
-NO_ANSWER: Final = "sbatch ended without an answer"
 LOOK_FIRST: Final = "before you submit it again, look with: squeue --me"
-# The texts of slurm_errno.c. A request that found nobody, or was turned away, has made no job ...
-_UNREACHABLE = re.compile(r"\(connect failure\)|Communication connection failure|standby mode")
-_FULL = re.compile(r"Resource temporarily unavailable|MaxJobCount limit|Slurm job queue full|Rate limit exceeded")
-# ... and one that was sent, but not answered, may have.
-_UNANSWERED = re.compile(
-    r"Socket timed out|Zero Bytes were transmitted|\((?:send|receive|shutdown) failure\)|Insane message length|"
-    r"Message (?:send|receive) failure|Unexpected message received|Connection reset by peer|Broken pipe|" + NO_ANSWER
-)
 _HINTS = (
-    (_UNREACHABLE, "nothing was submitted; to see whether the controller runs, type: scontrol ping"),
-    (_FULL, "nothing was submitted; when jobs have ended (squeue), submit it again"),
+    (UNREACHABLE, "nothing was submitted; to see whether the controller runs, type: scontrol ping"),
+    (FULL, "nothing was submitted; when jobs have ended (squeue), submit it again"),
     (
         re.compile("I/O error writing script"),
         "the disk of Slurm's controller is full or broken: tell the administrator (df, at StateSaveLocation)",
@@ -65,10 +57,10 @@ def failure(stderr: str, *, sent: bool = True) -> SubmitError:
     SubmitError('Slurm did not take the job: Batch job submission failed: Invalid qos specification')
     """
     words = one_line(stderr)
-    unanswered = _UNANSWERED.search(stderr) is not None
+    unanswered = UNANSWERED.search(stderr) is not None
     if unanswered and sent:
         return unknown(words, stderr)
-    transient = unanswered or any(pattern.search(stderr) for pattern in (_UNREACHABLE, _FULL))
+    transient = unanswered or any(pattern.search(stderr) for pattern in (UNREACHABLE, FULL))
     hint = "".join(f"; {text}" for pattern, text in _HINTS if pattern.search(stderr))
     return SubmitError(f"Slurm did not take the job: {words}{hint}", stderr, transient=transient)
 

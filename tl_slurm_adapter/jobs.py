@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import re
 import subprocess
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from .job_log import Log, LogError, missing
 from .job_status import FINISHED, STATE_OF, JobError, JobStatus, one_line, read_status, read_table, worst
+from .slurm_errno import is_away
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,11 +30,6 @@ _SACCT_FIELDS = "State,ExitCode,NodeList,Start,Reason"
 FIRST_POLL, LAST_POLL = 0.2, 5.0  # seconds between two questions to Slurm; each is half as long again as the last
 TICK = 0.2  # seconds between two looks at a log
 PATIENCE = 600  # seconds for which a Slurm that does not answer is asked again
-# slurm_errno.c: what a client says when there is a controller, but not now.
-_AWAY = re.compile(
-    r"Unable to contact slurm|Socket timed out|Zero Bytes|(connection|send|receive|shutdown) failure|standby mode|"
-    r"Connection (refused|reset|timed out)|Resource temporarily|Rate limit|Unexpected message|Broken pipe"
-)
 
 
 def _nothing(_: object) -> None:
@@ -193,7 +188,7 @@ class Job:
                 f"job {self.job_id} has ended, and Slurm has forgotten how; it was {last.raw_state} when last seen "
                 "(MinJobAge in slurm.conf is short, and there is no accounting)"
             )
-        lost = isinstance(error, JobError) and (last is not None or self.backend or _AWAY.search(str(error)))
+        lost = isinstance(error, JobError) and (last is not None or self.backend or is_away(str(error)))
         if isinstance(error, UnknownJobError) or not lost:
             raise error
         now = time.monotonic()
@@ -233,7 +228,7 @@ class Job:
             return found
         with contextlib.suppress(JobError):
             return self._accounted()
-        if _AWAY.search(str(lost)):  # and is for scontrol too
+        if is_away(str(lost)):  # and is for scontrol too
             raise lost
         try:
             return self._controlled()

@@ -9,8 +9,9 @@ import string
 import subprocess
 from typing import TYPE_CHECKING
 
-from .client import NO_ANSWER, SubmitError, failure, unknown
+from .client import SubmitError, failure, unknown
 from .jobs import one_line
+from .slurm_errno import NO_ANSWER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from . import cluster
 from .arrival import Search, marked
-from .client import LOOK_FIRST, NO_ANSWER, SubmitError, failure, submission_environment, unknown
+from .client import LOOK_FIRST, SubmitError, failure, submission_environment, unknown
 from .jobs import Job, one_line
 from .options import OptionError
 from .sbatch import repeats, sbatch
 from .sbatch import submit as submit_by_sbatch
 from .script import BatchRequest, RequestError
+from .slurm_errno import NO_ANSWER, UNREACHABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -129,7 +130,8 @@ def _once(
                         return found
                     error = failure(words, sent=False)
                 # sbatch has waited two minutes for room before it says that there is none
-                if attempt == ATTEMPTS or not error.transient or repeats(error.stderr):
+                waited = repeats(error.stderr) and not UNREACHABLE.search(error.stderr)
+                if attempt == ATTEMPTS or not error.transient or waited:
                     raise error from None
             sent = False
             tell(f"Slurm's controller takes no job now; trying again in {PAUSE:g} s ({attempt + 1} of {ATTEMPTS})")
