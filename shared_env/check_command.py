@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import click
 
-from . import check, load_task
+from . import load_task
 from .check import explain as page
-from .console import FAILED, UNUSABLE, print_json, say, show_findings
+from .console import FAILED, UNUSABLE, find, print_json, say, show_findings
 from .task import TaskError
 
 
@@ -34,7 +34,7 @@ def run_check(tasks: Sequence[str], sbatch_flags: str | None, code: str | None, 
             continue
         for problem in task.warnings:
             say(str(problem), "yellow")
-        findings += check(task, sbatch_flags=sbatch_flags)
+        findings += find(task, sbatch_flags=sbatch_flags)
     if as_json:
         print_json([finding.as_dict() for finding in findings])
     else:

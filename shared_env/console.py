@@ -55,11 +55,18 @@ def show_findings(findings: Sequence[Finding], *, stderr: bool = False) -> None:
         console.print(Text.assemble(("    fix: ", "green"), finding.fix.replace("\n", "\n         ")))
 
 
+def find(task: Task, *, sbatch_flags: str | None = None) -> list[Finding]:
+    """What the linter finds in a task; what is too large for it is named on stderr."""
+    from .check import check, unread
+
+    for key in unread(task):
+        say(f"{task.source or 'the task'}: the {key} is too large to be checked", "yellow")
+    return check(task, sbatch_flags=sbatch_flags)
+
+
 def passes_check(task: Task, *, sbatch_flags: str | None = None) -> bool:
     """Whether the linter finds no error in a task; what it finds, warnings too, is shown on stderr."""
-    from . import check
-
-    findings = check(task, sbatch_flags=sbatch_flags)
+    findings = find(task, sbatch_flags=sbatch_flags)
     show_findings(findings, stderr=True)
     return not any(finding.severity == "error" for finding in findings)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from shared_env import TaskError, check, load_task
 from shared_env.task import Task
@@ -189,3 +190,13 @@ def test_the_linter_reads_no_bomb(name: str) -> None:
     assert isinstance(task, Task)
     check(task)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - before < 10  # it was more than 100, or had no end
+
+
+@pytest.mark.parametrize("script", ["true; " * 50_000, "cat << A\n" * 1_001 + "A\n"], ids=["long", "here documents"])
+def test_what_the_linter_did_not_read_is_said(tmp_path: Path, script: str) -> None:
+    task = {"resources": {"provider": "slurm", "num_nodes": 2}, "run": script + "torchrun train.py\n"}
+    path = tmp_path / "task.yaml"
+    path.write_text(yaml.safe_dump(task))
+    run = subprocess.run([sys.executable, "-m", "shared_env.cli", "check", path], capture_output=True, text=True)
+    assert f"{path}: the script is too large to be checked\n" in run.stderr
+    assert run.returncode == 0

@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from shared_env import Task, __version__, load_task
-from shared_env import check as check_task
 from shared_env.console import (
     FAILED,
     INTERRUPTED,
     debug_option,
+    find,
     passes_check,
     print_json,
     run_command,
@@ -210,7 +210,7 @@ def check(task: str | None, overrides: tuple[str, ...], as_json: bool) -> int:
     if task:
         loaded = _load(task, overrides)
         to_sky_task(loaded)  # SkyPilot's own opinion
-        findings = check_task(loaded)
+        findings = find(loaded)
     facts = here(sky)
     if as_json:
         print_json({**facts, "findings": [finding.as_dict() for finding in findings]})

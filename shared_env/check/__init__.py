@@ -7,13 +7,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from .finding import RULES, Finding, Rule
-from .linter import check, explain, rules_document
+from .linter import check, explain, rules_document, unread
 from .torchrun_trap import TrapLocation, torchrun_trap
 
 if TYPE_CHECKING:
     from shared_env.task import Task
 
-__all__ = ["RULES", "Finding", "Rule", "TrapLocation", "check", "explain", "rules_document", "torchrun_trap"]
+__all__ = ["RULES", "Finding", "Rule", "TrapLocation", "check", "explain", "rules_document", "torchrun_trap", "unread"]
 
 
 class _Callable(ModuleType):
