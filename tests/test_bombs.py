@@ -192,6 +192,17 @@ def test_the_linter_reads_no_bomb(name: str) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - before < 10  # it was more than 100, or had no end
 
 
+def test_no_character_ends_the_process() -> None:
+    """Whether the parser's reading outside of a table is noticed depends on where that lies: every second time."""
+    code = """
+from shared_env import check, load_task
+for text in ("{%c", "{1%c", "{..%c", "{1..2%c}", "a={%c", "echo {1..%c}", "for i in {%c..3}; do :; done"):
+    check(load_task({"resources": {"provider": "slurm", "num_nodes": 2}, "script": text % 0x10FFFF}))
+"""
+    runs = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(16)]
+    assert [run.wait() for run in runs] == [0] * 16
+
+
 @pytest.mark.parametrize("script", ["true; " * 50_000, "cat << A\n" * 1_001 + "A\n"], ids=["long", "here documents"])
 def test_what_the_linter_did_not_read_is_said(tmp_path: Path, script: str) -> None:
     task = {"resources": {"provider": "slurm", "num_nodes": 2}, "run": script + "torchrun train.py\n"}
