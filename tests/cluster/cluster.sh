@@ -291,13 +291,7 @@ hosts_up() {
   for h in "$CTL" $(nodes); do alive "host.$h" || return 1; done
 }
 
-create() {                         # everything that is made once; a failure or a signal undoes it all
-  [ ! -e "$BASE" ] || [ -e "$BASE/.mncluster" ] || [ -z "$(ls -A "$BASE")" ] ||
-    die "BASE=$BASE holds files of something else; choose another directory"
-  take_down
-  trap failed EXIT
-  trap 'exit 130' INT
-  trap 'exit 143' TERM HUP
+create() {                         # everything that is made once
   mkdir -p "$BASE"
   chmod 755 "$BASE"
   : > "$BASE/.mncluster"
@@ -312,14 +306,40 @@ create() {                         # everything that is made once; a failure or 
   start_hosts
   settings > "$BASE/settings"
 }
-failed() {
-  local rc=$?
+run_daemons() {
+  start_munge
+  [ -z "$ACCT" ] || start_acct
+  start_slurm
+  until_ok "some node" all_idle
+  [ -z "$REST" ] || start_rest
+}
+create_all() { create; run_daemons; }
+# A new cluster comes up in a process group of its own: a signal ends that as a whole, wherever it is, and then a
+# failure is undone here.
+start_new() {
+  local starter status=0 signal=0
+  [ ! -e "$BASE" ] || [ -e "$BASE/.mncluster" ] || [ -z "$(ls -A "$BASE")" ] ||
+    die "BASE=$BASE holds files of something else; choose another directory"
+  take_down
+  trap 'signal=130' INT
+  trap 'signal=143' TERM HUP
+  set -m
+  create_all < /dev/null &
+  set +m
+  starter=$!
+  wait "$starter" || status=$?
+  if [ $signal != 0 ]; then
+    status=$signal
+    kill -KILL -- "-$starter" 2> /dev/null || true
+    wait "$starter" 2> /dev/null || true
+  fi
+  [ $status != 0 ] || return 0
   trap '' INT TERM HUP
   say "start failed; the ends of the logs:"
   # shellcheck disable=SC2261
   tail -n 10 "$BASE"/*.log "$BASE"/munge.*/munged.log >&2 2> /dev/null || true
   take_down
-  exit $rc
+  exit $status
 }
 start() {
   local name
@@ -327,13 +347,7 @@ start() {
   if [ -e "$BASE/settings" ] && [ -n "$(members)" ] && ! settings | cmp -s - "$BASE/settings"; then
     die "a cluster with other settings runs in $BASE; type: $0 stop"
   fi
-  hosts_up || create
-  start_munge
-  [ -z "$ACCT" ] || start_acct
-  start_slurm
-  until_ok "some node" all_idle
-  [ -z "$REST" ] || start_rest
-  trap - EXIT INT TERM HUP
+  if hosts_up; then run_daemons; else start_new; fi
   name=$(basename "$0")
   say "up: $NODES nodes, ${PFX}1..$PFX$NODES; try: $name exec srun -N$NODES hostname"
 }
@@ -363,11 +377,14 @@ kill_members() {
   done
 }
 take_down() {
+  local end=$((SECONDS + 10))
   if alive slurmctld && alive "host.$CTL"; then end_jobs; fi
   term "$BASE"/slurmd.*.pid "$BASE/slurmctld.pid" "$BASE/slurmrestd.pid" "$BASE/slurmdbd.pid"
   kill_members                     # the holders, job steps, whatever is left
   if [ -e "$BASE/.mncluster" ]; then
-    rm -rf --one-file-system "$BASE"
+    # A host that was just being made may write meanwhile.
+    until rm -rf --one-file-system "$BASE" 2> /dev/null || [ $SECONDS -ge $end ]; do kill_members; done
+    [ ! -e "$BASE" ] || rm -rf --one-file-system "$BASE"
   elif [ -d "$BASE" ]; then
     rmdir --ignore-fail-on-non-empty "$BASE"
   fi
