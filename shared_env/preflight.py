@@ -882,11 +882,12 @@ def run(
         show(judge([record]), as_json, export_hints)
     elif not answer:
         print(_own_line(record), file=sys.stderr, flush=True)
-    # The first process that fails may end the step (srun --kill-on-bad-exit): let rank 0 print its table first.
+    # The first process that fails may end the step (srun --kill-on-bad-exit): let rank 0 print its table first, which
+    # may have started later.
     if not answer:
-        time.sleep(max(0, deadline + GRACE / 2 - time.monotonic()))
+        time.sleep(max(0, deadline + GRACE * (2 if record["rank"] else 0.5) - time.monotonic()))
     elif not answer["ok"] and record["rank"] != 0:
-        time.sleep(GRACE / 4)
+        time.sleep(GRACE)
     return 0 if answer.get("ok") else 1
 
 

@@ -22,7 +22,8 @@ from cluster import Cluster
 from slurm_jobs import BACKEND, PYTHON, tl_slurm, wait_for, write_task
 
 CLI = (PYTHON, "-m", "tl_slurm_adapter.cli")
-CONF = """SlurmdTimeout=5
+# With a SlurmdTimeout of 5 seconds 24.11 now and then takes a node that is well for a dead one.
+CONF = """SlurmdTimeout=20
 KillWait=2
 JobAcctGatherFrequency=1
 JobAcctGatherParams=OverMemoryKill
