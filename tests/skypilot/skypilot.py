@@ -143,6 +143,6 @@ class SkyPilot:
         own, base = self.cluster.scratch / "run", self.cluster.base
         for directory in (own / "sshd", own / base.name):
             directory.mkdir(parents=True, mode=0o755)
-        self.cluster.run("mount", "--bind", base, own / base.name, check=True)
+        self.cluster.run("mount", "--rbind", base, own / base.name, check=True)
         self.cluster.run("mount", "--rbind", own, "/run", check=True)
         self.cluster.run(SSHD, "-f", config, "-E", self.client / "sshd.log", check=True)
