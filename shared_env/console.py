@@ -57,11 +57,12 @@ def show_findings(findings: Sequence[Finding], *, stderr: bool = False) -> None:
 
 def find(task: Task, *, sbatch_flags: str | None = None) -> list[Finding]:
     """What the linter finds in a task; what is too large for it is named on stderr."""
-    from .check import check, unread
+    from .check import inspect
 
-    for key in unread(task):
+    findings, unread = inspect(task, sbatch_flags=sbatch_flags)
+    for key in unread:
         say(f"{task.source or 'the task'}: the {key} is too large to be checked", "yellow")
-    return check(task, sbatch_flags=sbatch_flags)
+    return findings
 
 
 def passes_check(task: Task, *, sbatch_flags: str | None = None) -> bool:

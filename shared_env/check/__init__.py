@@ -7,13 +7,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from .finding import RULES, Finding, Rule
-from .linter import check, explain, rules_document, unread
+from .linter import check, explain, inspect, rules_document
 from .torchrun_trap import TrapLocation, torchrun_trap
 
 if TYPE_CHECKING:
     from shared_env.task import Task
 
-__all__ = ["RULES", "Finding", "Rule", "TrapLocation", "check", "explain", "rules_document", "torchrun_trap", "unread"]
+__all__ = ["RULES", "Finding", "Rule", "TrapLocation", "check", "explain", "inspect", "rules_document", "torchrun_trap"]
 
 
 class _Callable(ModuleType):

@@ -121,6 +121,7 @@ class Script:
         self.references: list[Reference] = []
         self.comments: list[Comment] = []
         self.has_errors = False
+        self.unread = False  # too large
         self.files: dict[str, tuple[Piece, ...]] = {}
 
     def assigned(self, name: str) -> list[Assignment]:

@@ -10,7 +10,7 @@ from shared_env.credentials import mask
 
 from . import rules_counts, rules_env, rules_rank, rules_rendezvous, rules_start  # noqa: F401  (they fill RULES)
 from .finding import RULES, Finding, Hit, Rule
-from .shell_syntax import Document, Lines
+from .shell_syntax import Lines
 from .subject import Subject
 
 if TYPE_CHECKING:
@@ -35,6 +35,16 @@ def check(task: Task, *, sbatch_flags: str | None = None) -> list[Finding]:
     >>> [(finding.code, finding.text) for finding in check(task)]
     [('MN103', 'python train.py')]
     """
+    return inspect(task, sbatch_flags=sbatch_flags)[0]
+
+
+def inspect(task: Task, *, sbatch_flags: str | None = None) -> tuple[list[Finding], list[str]]:
+    """What `check` returns, and which of ``script`` and ``setup`` are larger than the rules read.
+
+    >>> from shared_env import load_task
+    >>> inspect(load_task({"resources": {"provider": "slurm", "num_nodes": 2}, "script": "true; " * 50_000}))
+    ([], ['script'])
+    """
     subject = Subject(task, sbatch_flags)
     found: dict[tuple[str, str, int | None, int | None], Finding] = {}
     for code in sorted(RULES):
@@ -42,18 +52,9 @@ def check(task: Task, *, sbatch_flags: str | None = None) -> list[Finding]:
             finding = _finding(subject, RULES[code], hit)
             if not _ignored(subject, code, hit) and not _ignored_in_file(task, finding):
                 found.setdefault((code, finding.key, finding.line, finding.column), finding)
-    return sorted(found.values(), key=lambda item: (item.line or 0, item.column or 0, item.code))
-
-
-def unread(task: Task) -> list[str]:
-    """Which of ``script`` and ``setup`` are larger than the rules read: about them `check` says nothing.
-
-    >>> from shared_env import load_task
-    >>> unread(load_task({"resources": {"provider": "slurm", "num_nodes": 2}, "script": "true; " * 50_000}))
-    ['script']
-    """
-    texts = (("script", task.script), ("setup", task.setup))
-    return [key for key, text in texts if text and Document(text.encode("utf-8", "replace")).too_large]
+    findings = sorted(found.values(), key=lambda item: (item.line or 0, item.column or 0, item.code))
+    scripts = (("script", subject.script), ("setup", subject.setup))
+    return findings, [key for key, script in scripts if script.unread]
 
 
 def explain(code: str) -> str:

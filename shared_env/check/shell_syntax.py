@@ -121,11 +121,6 @@ class Document:
         root = _parser().parse(data if data.count(b"<<") <= MAX_HERE_DOCS else b"").root_node
         return root if root.descendant_count <= MAX_NODES else _parser().parse(b"").root_node
 
-    @property
-    def too_large(self) -> bool:
-        """Whether parse() gives the root of an empty text instead."""
-        return self.data.strip() != b"" and self.parse().child_count == 0
-
     @classmethod
     def from_pieces(cls, pieces: Sequence[Piece]) -> Document:
         """The text that a second shell reads, when a first one has expanded ``pieces``."""

@@ -46,6 +46,7 @@ class Walker(Follower):
         self.script.has_errors = self.script.has_errors or root.has_error
         self.walk(root, scope)
         if scope.document.origin is None:
+            self.script.unread = root.child_count == 0 and scope.document.data.strip() != b""
             for name in [name for name in self.functions if name not in self.called]:
                 body, outer = self.functions[name]
                 self.walk(body, outer.copy(conditional=True))
