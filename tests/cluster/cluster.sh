@@ -313,7 +313,6 @@ run_daemons() {
   until_ok "some node" all_idle
   [ -z "$REST" ] || start_rest
 }
-create_all() { create; run_daemons; }
 # A new cluster comes up in a process group of its own: a signal ends that as a whole, wherever it is, and then a
 # failure is undone here.
 start_new() {
@@ -324,7 +323,7 @@ start_new() {
   trap 'signal=130' INT
   trap 'signal=143' TERM HUP
   set -m
-  create_all < /dev/null &
+  { create; run_daemons; } < /dev/null &
   set +m
   starter=$!
   wait "$starter" || status=$?
